@@ -1,0 +1,261 @@
+"""The public face: `rcd.load(path)` gives a Pipeline, whose `generate` and `stream` decode text or token ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rcd import registry
+from rcd.carry.base import Carry, describe
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Counts, Event, Finished
+from rcd.errors import RCDError
+from rcd.models import checkpoint as ckpt
+from rcd.models.checkpoint import Checkpoint
+from rcd.models.lm import DiffusionLM, ModelSettings
+
+Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
+"""A text, token ids, or chat messages ({"role": ..., "content": ...})."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One prompt's answer. Every figure states what it counts."""
+
+    text: str
+    """The tokens as text, without the end token; empty where the checkpoint has no tokenizer."""
+    ids: list[int]
+    """The new tokens up to and including the end token."""
+    stop_reason: str
+    """`eos` or `length`."""
+    counts: Counts
+    """Forward passes by kind."""
+    seconds: float
+    """From the call to the moment at which this answer was complete."""
+
+    @property
+    def tokens(self) -> int:
+        """New tokens, the end token included; what a block holds behind it is not counted."""
+        return len(self.ids)
+
+    @property
+    def denoising_steps(self) -> int:
+        """Forward passes that could commit a token."""
+        return self.counts.denoising
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.denoising_steps if self.denoising_steps else 0.0
+
+    @property
+    def forwards(self) -> int:
+        """All forward passes: denoising, prefill, start passes, cache stores, and every pass of a reference."""
+        return self.counts.forwards
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return self.tokens / self.forwards if self.forwards else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The object that `rcd generate --json` prints."""
+        return {
+            "text": self.text,
+            "tokens": self.tokens,
+            "denoising_steps": self.denoising_steps,
+            "tokens_per_step": round(self.tokens_per_step, 4),
+            "forwards": self.forwards,
+            "tokens_per_forward": round(self.tokens_per_forward, 4),
+            "seconds": round(self.seconds, 4),
+            "stop_reason": self.stop_reason,
+        }
+
+
+@dataclass(frozen=True)
+class Output:
+    """The answers to a batch, in the order of the prompts."""
+
+    results: list[Generation]
+
+    @property
+    def texts(self) -> list[str]:
+        return [result.text for result in self.results]
+
+    @property
+    def sequences(self) -> list[list[int]]:
+        """Token ids without the prompts."""
+        return [result.ids for result in self.results]
+
+    @property
+    def tokens_per_forward(self) -> float:
+        forwards = sum(result.forwards for result in self.results)
+        return sum(result.tokens for result in self.results) / forwards if forwards else 0.0
+
+
+class Pipeline:
+    """A loaded checkpoint that decodes."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+
+    @property
+    def model(self) -> DiffusionLM:
+        return self.checkpoint.model
+
+    @property
+    def tokenizer(self) -> Any | None:
+        return self.checkpoint.tokenizer
+
+    @property
+    def settings(self) -> ModelSettings:
+        return self.model.settings
+
+    def resolve(self, config: DecodeConfig | None = None) -> DecodeConfig:
+        """The configuration with every None filled in from the checkpoint."""
+        return (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        config: DecodeConfig | None = None,
+        *,
+        reference: Pipeline | None = None,
+        generator: torch.Generator | None = None,
+        chat: bool | None = None,
+    ) -> Output:
+        """Decode to the end. `generator` (else the configuration's seed) seeds the rows' own generators; `chat` wraps
+        plain texts in the tokenizer's chat template (None: when it has one)."""
+        began = time.perf_counter()
+        results: dict[int, Generation] = {}
+        rows = self.encode(prompts, chat)
+        for event in self.stream(rows, config, reference=reference, generator=generator):
+            if isinstance(event, Finished):
+                results[event.row] = self.generation(event, time.perf_counter() - began)
+        return Output([results[row] for row in range(len(rows))])
+
+    @torch.inference_mode()
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        config: DecodeConfig | None = None,
+        *,
+        reference: Pipeline | None = None,
+        generator: torch.Generator | None = None,
+        chat: bool | None = None,
+    ) -> Iterator[Event]:
+        """The events of decoding: a Step after every denoising step, a Finished for every prompt."""
+        resolved = self.resolve(config)
+        rows = self.encode(prompts, chat)
+        assert resolved.window is not None and resolved.carry is not None and not isinstance(resolved.carry, str)
+        if resolved.carry.needs_reference:
+            if reference is None:
+                raise RCDError("this carry needs a reference model; name one with reference (--reference).")
+            check_reference(self, reference)
+        window = registry.get("window", resolved.window)
+        generators = row_generators(len(rows), resolved.seed, generator, self.model.device)
+        yield from window(self.model, reference.model if reference else None, rows, resolved, generators)
+
+    def encode(self, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
+        """Every prompt as token ids."""
+        batch = [prompts] if _is_single(prompts) else list(prompts)
+        if not batch:
+            raise RCDError("there are no prompts; give at least one.")
+        return [self._encode(prompt, chat) for prompt in batch]  # type: ignore[arg-type]
+
+    def _encode(self, prompt: Prompt, chat: bool | None) -> list[int]:
+        if isinstance(prompt, Tensor):
+            return [int(token) for token in prompt.flatten()]
+        if not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt):
+            return list(prompt)  # type: ignore[arg-type]
+        if self.tokenizer is None:
+            raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids.")
+        template = bool(getattr(self.tokenizer, "chat_template", None))
+        if not isinstance(prompt, str) or (template if chat is None else chat):
+            if not template:
+                raise RCDError("this checkpoint's tokenizer has no chat template; give plain text (--raw).")
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            prompt = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+        return list(self.tokenizer(prompt)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens left out."""
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def generation(self, event: Finished, seconds: float) -> Generation:
+        ended = event.stop_reason == "eos"
+        text = self.decode(event.ids[:-1] if ended else event.ids)
+        return Generation(text, event.ids, event.stop_reason, event.counts, seconds)
+
+    def save(self, folder: str | Path, *, carry: Carry | None = None, overwrite: bool = False, **rcd: Any) -> Path:
+        """Write the checkpoint back in its family's names; `carry` and further fields go to rcd.json."""
+        from dataclasses import replace
+
+        if carry is not None:
+            rcd["carry"] = describe(carry)
+        written = Checkpoint(**{**vars(self.checkpoint), "rcd": replace(self.checkpoint.rcd, **rcd)})
+        return ckpt.save(written, folder, overwrite=overwrite)
+
+
+def load(
+    source: str | Path,
+    *,
+    family: str | None = None,
+    device: str | torch.device | None = "auto",
+    dtype: str | torch.dtype | None = "auto",
+    revision: str | None = None,
+    **overrides: Any,
+) -> Pipeline:
+    """Load a checkpoint: a Hugging Face folder or hub name of SDAR, LLaDA or Dream; or a causal Qwen3, Qwen2 or Llama
+    (also a GGUF file) as the start of an adaptation. `overrides`: mask_token_id, eos_token_ids, block_length,
+    attention, shift."""
+    return Pipeline(ckpt.load(source, family=family, device=device, dtype=dtype, revision=revision, **overrides))
+
+
+def row_generators(
+    rows: int, seed: int, generator: torch.Generator | None, device: torch.device
+) -> list[torch.Generator]:
+    """One generator a row, so that a row's draws do not depend on the batch: seeded with seed + row, or from
+    `generator`."""
+    place = device if device.type == "cuda" else torch.device("cpu")
+    seeds = [seed + row for row in range(rows)]
+    if generator is not None:
+        seeds = torch.randint(2**62, (rows,), generator=generator, device=generator.device).tolist()
+    return [torch.Generator(place).manual_seed(value) for value in seeds]
+
+
+def check_reference(target: Pipeline, reference: Pipeline) -> None:
+    """A residual is a distribution over tokens: both models must mean the same tokens by the same ids."""
+    if target.settings.attention != reference.settings.attention:
+        raise RCDError(
+            f"the reference's attention is {reference.settings.attention} and the target's "
+            f"{target.settings.attention}; a reference must be of the same kind."
+        )
+    if target.model.device != reference.model.device:
+        raise RCDError(
+            f"the reference is on {reference.model.device} and the target on {target.model.device}; load both on one."
+        )
+    if target.tokenizer is not None and reference.tokenizer is not None:
+        ours, theirs = target.tokenizer.get_vocab(), reference.tokenizer.get_vocab()
+        ours.pop(getattr(target.tokenizer, "mask_token", None), None)
+        theirs.pop(getattr(reference.tokenizer, "mask_token", None), None)
+        if ours != theirs:
+            differing = next(iter({*ours.items()} ^ {*theirs.items()}))
+            raise RCDError(
+                f"the reference's tokenizer does not match the target's (they differ at {differing[0]!r}); "
+                "a reference must share the target's tokenizer."
+            )
+
+
+def _is_single(prompts: Any) -> bool:
+    """One prompt rather than a batch: a text, a flat list of ids, a 1D tensor, or one conversation."""
+    if isinstance(prompts, str):
+        return True
+    if isinstance(prompts, Tensor):
+        return prompts.dim() == 1
+    return len(prompts) > 0 and all(isinstance(item, (int, dict)) for item in prompts)

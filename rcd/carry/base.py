@@ -1,0 +1,76 @@
+"""The contract of a carry, and the making of one from a name and its settings.
+
+Shapes: B batch, L window, V vocabulary, D embedding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from rcd import registry
+from rcd.errors import RCDError, unknown_name
+from rcd.residual.distribution import Distribution
+from rcd.residual.start import Passes
+
+
+class CarryState(Protocol):
+    """A value: passed in and returned, never kept on an object."""
+
+    @property
+    def alpha(self) -> Tensor | None:
+        """[B, L]: what a step event shows as the weight of the residual, if the carry has one."""
+        ...
+
+    def rows(self, index: Tensor) -> CarryState:
+        """The state of some rows of the batch."""
+        ...
+
+    def put(self, index: Tensor, other: Any) -> CarryState:
+        """The state with some rows replaced by those of another."""
+        ...
+
+
+class Carry(Protocol):
+    """refresh -> inject -> [the model] -> update, at every step."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether `refresh` will ask for a pass of a reference model."""
+        ...
+
+    def refresh(self, state: Any | None, passes: Passes, codebook_VD: Tensor) -> CarryState:
+        """The state that the coming step sees; `state` is None before the first step of a block."""
+        ...
+
+    def inject(self, embeds_BLD: Tensor, masked_BL: Tensor, state: Any) -> Tensor:
+        """The model's input embeddings (Eq. 2)."""
+        ...
+
+    def update(self, state: Any, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor) -> CarryState:
+        """What the finished step hands on."""
+        ...
+
+
+def make(name: str, settings: dict[str, Any] | None = None) -> Carry:
+    """A carry by its name, its settings checked: an unknown one is an error that lists the choices."""
+    kind = registry.get("carry", name)
+    settings = dict(settings or {})
+    fields = [f.name for f in dataclasses.fields(kind)]
+    for key in settings:
+        if not fields:
+            raise RCDError(f"carry {name!r} has no settings, so {key!r} cannot be set.")
+        if key not in fields:
+            raise unknown_name(f"setting of carry {name!r}", key, fields)
+    carry: Carry = kind(**settings)
+    return carry
+
+
+def describe(carry: Carry) -> dict[str, Any]:
+    """The inverse of `make`: {"name": ..., setting: value, ...}, as rcd.json keeps it."""
+    for name in registry.names("carry"):
+        if type(carry) is registry.get("carry", name):
+            return {"name": name, **dataclasses.asdict(carry)}  # type: ignore[call-overload]
+    raise unknown_name("carry", type(carry).__name__, registry.names("carry"))

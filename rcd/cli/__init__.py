@@ -1,0 +1,1 @@
+"""The command `rcd`: one file a verb."""

@@ -1,0 +1,125 @@
+"""`rcd generate`: decode one prompt, with a live view in a terminal, plain text in a pipe, or one JSON object."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from rcd.cli import options as opt
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    model: opt.Model,
+    carry: Annotated[
+        str | None, typer.Option(help="residual or none; by default what rcd.json says.", rich_help_panel=opt.CARRY)
+    ] = None,
+    alpha: Annotated[
+        str | None, typer.Option(help="The residual's weight: rcd list alpha.", rich_help_panel=opt.CARRY)
+    ] = None,
+    alpha_scale: Annotated[float | None, typer.Option(help="Multiplies alpha.", rich_help_panel=opt.CARRY)] = None,
+    alpha_value: Annotated[float | None, typer.Option(help="Of --alpha fixed.", rich_help_panel=opt.CARRY)] = None,
+    start: Annotated[
+        str | None, typer.Option(help="zero, dirichlet, self or reference.", rich_help_panel=opt.CARRY)
+    ] = None,
+    concentration: Annotated[
+        float | None, typer.Option(help="Of --start dirichlet.", rich_help_panel=opt.CARRY)
+    ] = None,
+    reference: Annotated[
+        str | None, typer.Option(help="A reference checkpoint (for --start reference).", rich_help_panel=opt.CARRY)
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="reference: the reference gives the residual at every step.", rich_help_panel=opt.CARRY),
+    ] = None,
+    t_res: Annotated[float | None, typer.Option(help="Residual temperature.", rich_help_panel=opt.CARRY)] = None,
+    t_res_on: Annotated[str | None, typer.Option(help="alpha or both.", rich_help_panel=opt.CARRY)] = None,
+    carry_scope: Annotated[
+        str, typer.Option(help="canvas or block (bidirectional models).", rich_help_panel=opt.CARRY)
+    ] = "canvas",
+    commit: Annotated[str, typer.Option(help="rcd list commit.", rich_help_panel=opt.COMMIT)] = "threshold",
+    threshold: Annotated[float, typer.Option(help="In [0, 1].", rich_help_panel=opt.COMMIT)] = 0.85,
+    factor: Annotated[float, typer.Option(help="Of --commit factor.", rich_help_panel=opt.COMMIT)] = 1.0,
+    num_inference_steps: Annotated[
+        int | None, typer.Option("--steps", help="At most so many steps a block.", rich_help_panel=opt.COMMIT)
+    ] = None,
+    block_length: Annotated[
+        int | None, typer.Option(help="By default the checkpoint's.", rich_help_panel=opt.COMMIT)
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="The most to generate.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=opt.SAMPLING)] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=opt.SAMPLING)] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=opt.SAMPLING)] = 1.0,
+    seed: Annotated[int, typer.Option(rich_help_panel=opt.SAMPLING)] = 0,
+    eos_suppression: Annotated[
+        str, typer.Option(help="none, logits or confidence (LLaDA).", rich_help_panel=opt.SAMPLING)
+    ] = "none",
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--raw", help="Wrap the prompt in the chat template, if there is one.")
+    ] = None,
+    ids: Annotated[bool, typer.Option("--ids", help="The prompt is token ids, separated by spaces or commas.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+    family: opt.Family = None,
+    mask_token_id: opt.MaskId = None,
+    eos_token_id: opt.EosId = None,
+    attention: opt.Attention = None,
+) -> None:
+    """Decode PROMPT with a diffusion language model."""
+    from rcd.api import load
+    from rcd.decode.config import DecodeConfig
+
+    question = sys.stdin.read() if prompt == "-" else prompt
+    common = dict(
+        max_new_tokens=max_new_tokens, block_length=block_length, num_inference_steps=num_inference_steps,
+        carry_scope=carry_scope, commit=commit, threshold=threshold, factor=factor, temperature=temperature,
+        top_k=top_k, top_p=top_p, seed=seed, eos_suppression=eos_suppression,
+    )  # fmt: skip
+    settings = dict(
+        alpha=alpha, alpha_scale=alpha_scale, alpha_value=alpha_value, start=start, concentration=concentration,
+        source=source, t_res=t_res, t_res_on=t_res_on,
+    )  # fmt: skip
+    # flags are checked before a large model is read
+    DecodeConfig(**common)  # type: ignore[arg-type]
+    opt.carry_of(carry, None, settings)
+    tokens = _parse_ids(question) if ids else None
+
+    loading = dict(device=device, dtype=dtype, family=family)
+    pipeline = load(
+        model, **loading, mask_token_id=mask_token_id, eos_token_ids=eos_token_id or None, attention=attention
+    )
+    second = load(reference, device=device, dtype=dtype) if reference else None
+    chosen, idle = opt.carry_of(carry, pipeline.checkpoint.rcd.carry, settings)
+    if idle:
+        flags = ", ".join("--" + name.replace("_", "-") for name in idle)
+        print(f"rcd: note: {flags} has no effect with --carry none", file=sys.stderr)
+    config = pipeline.resolve(DecodeConfig(**common, carry=chosen))  # type: ignore[arg-type]
+    encoded = pipeline.encode(tokens if tokens is not None else question, chat)
+
+    if as_json:
+        result = pipeline.generate(encoded, config, reference=second).results[0]
+        print(json.dumps(result.to_dict(), ensure_ascii=False))
+        return
+
+    from rcd.cli.live import follow, summary
+
+    began = time.perf_counter()
+    done = follow(pipeline, pipeline.stream(encoded, config, reference=second))
+    result = pipeline.generation(done, time.perf_counter() - began)
+    if not sys.stdout.isatty():
+        print(result.text if pipeline.tokenizer is not None else " ".join(map(str, result.ids)))
+    print(summary(result), file=sys.stderr)
+
+
+def _parse_ids(text: str) -> list[int]:
+    from rcd.errors import RCDError
+
+    try:
+        return [int(part) for part in text.replace(",", " ").split()]
+    except ValueError as error:
+        raise RCDError("--ids takes whole numbers separated by spaces or commas, such as '12 7 99'.") from error

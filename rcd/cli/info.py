@@ -1,0 +1,80 @@
+"""`rcd info`: what a checkpoint is, from its small files and its tensors' headers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any
+
+import typer
+
+from rcd.cli import options as opt
+
+
+def info(
+    model: Annotated[str, typer.Argument(help="Checkpoint: a folder, a hub name or a .gguf file.")],
+    check: Annotated[bool, typer.Option("--check", help="Read every tensor: shapes, NaN, inf.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    family: opt.Family = None,
+    mask_token_id: opt.MaskId = None,
+) -> None:
+    """Say what a checkpoint is and how it will be decoded."""
+    from rcd.models.checkpoint import load, open_checkpoint
+    from rcd.models.source import shapes
+
+    opened = open_checkpoint(model, family=family, mask_token_id=mask_token_id)
+    if opened.path.is_dir():
+        tensors = [(math.prod(shape), dtype) for _, shape, dtype in shapes(opened.path)]
+    else:
+        tensors = [(tensor.numel(), str(tensor.dtype)) for _, tensor in opened.tensors]
+    settings, rcd = opened.settings, opened.rcd
+    facts: dict[str, Any] = {
+        "path": str(opened.path),
+        "family": settings.family,
+        "backbone": opened.spec.backbone,
+        "parameters": sum(size for size, _ in tensors),
+        "dtypes": sorted({dtype for _, dtype in tensors}),
+        "layers": opened.backbone_config.get("num_hidden_layers"),
+        "width": opened.backbone_config.get("hidden_size"),
+        "vocabulary": settings.vocab_size,
+        "context": settings.context_length,
+        "attention": settings.attention,
+        "window": settings.window,
+        "block_length": settings.block_length,
+        "shift": settings.shift,
+        "mask_token_id": settings.mask_token_id,
+        "mask_token_added": opened.mask_added,
+        "eos_token_ids": list(settings.eos_token_ids),
+        "tokenizer": None if opened.tokenizer is None else type(opened.tokenizer).__name__,
+        "chat_template": bool(getattr(opened.tokenizer, "chat_template", None)),
+        "carry": rcd.carry or {"name": "none"},
+        "stage": rcd.stage,
+        "provenance": rcd.provenance,
+    }
+    if check:
+        load(model, family=family, mask_token_id=mask_token_id, device="cpu", dtype=None)
+        facts["check"] = "every tensor is there, of the right shape and finite"
+    if as_json:
+        print(json.dumps(facts))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for key, value in facts.items():
+        table.add_row(key.replace("_", " "), _readable(value))
+    Console(soft_wrap=False).print(table)
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,131 @@
+"""The live view: tokens appear as they are committed, masks are shaded by the weight of their residual."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rcd.api import Generation, Pipeline
+    from rcd.decode.events import Event, Finished
+
+SHADES = "·░▒▓█"
+"""A mask by its alpha: none yet, then in quarters."""
+
+
+def shade(alpha: float) -> tuple[str, str]:
+    """(character, style) of a mask that carries a residual of that weight."""
+    level = min(len(SHADES) - 1, 1 + int(alpha * (len(SHADES) - 1))) if alpha > 0 else 0
+    blue = int(90 + 165 * min(1.0, alpha))
+    return SHADES[level], f"rgb({blue // 3},{blue // 2},{blue})"
+
+
+class Canvas:
+    """The text so far, as a renderable: committed runs as text, masks as shades, no taller than the terminal."""
+
+    def __init__(self, pipeline: Pipeline):
+        self.pipeline = pipeline
+        self.tokens: dict[int, int] = {}
+        self.new: set[int] = set()
+        self.masks: dict[int, float] = {}
+        self.steps = 0
+
+    def see(self, event: Event, row: int = 0) -> None:
+        from rcd.decode.events import Step
+
+        if not isinstance(event, Step) or row not in event.rows:
+            return
+        k = event.rows.index(row)
+        self.steps, self.new = event.number[k], set()
+        alpha = None if event.alpha is None else event.alpha[k].tolist()
+        committed, masked, draft = event.committed[k].tolist(), event.masked[k].tolist(), event.draft[k].tolist()
+        for j in range(len(draft)):
+            position = event.offsets[k] + j
+            if position < 0:
+                continue
+            if masked[j]:
+                self.masks[position] = 0.0 if alpha is None else alpha[j]
+            else:
+                self.masks.pop(position, None)
+                self.tokens[position] = draft[j]
+                if committed[j]:
+                    self.new.add(position)
+
+    def finish(self, done: Finished) -> None:
+        self.tokens, self.new, self.masks = dict(enumerate(done.ids)), set(), {}
+
+    def text(self) -> Text:
+        out, ends = Text(), set(self.pipeline.settings.eos_token_ids)
+        length = max([*self.tokens, *self.masks], default=-1) + 1
+        for kind, run in groupby(range(length), key=lambda position: self._kind(position, ends)):
+            positions = list(run)
+            if kind == "mask":
+                for position in positions:
+                    out.append(*shade(self.masks.get(position, 0.0)))
+            elif kind == "end":
+                out.append("⏹" * (len(positions) if self.masks else 0), style="dim")
+            else:
+                words = self._words([self.tokens[position] for position in positions])
+                out.append(words if out.plain else words.lstrip(" "), style="bold green" if kind == "new" else "")
+        return out
+
+    def _kind(self, position: int, ends: set[int]) -> str:
+        if position not in self.tokens:
+            return "mask"
+        if self.tokens[position] in ends:
+            return "end"
+        return "new" if position in self.new else "old"
+
+    def _words(self, ids: list[int]) -> str:
+        """A run of tokens as text, with the space that stands before it in the middle of a sentence."""
+        if self.pipeline.tokenizer is None:
+            return "".join(f" {token}" for token in ids)
+        return self.pipeline.decode([*self._anchor, *ids])[len(self.pipeline.decode(self._anchor)) :]
+
+    @cached_property
+    def _anchor(self) -> list[int]:
+        """Some ordinary word: decoding behind it keeps the leading space that a tokenizer drops at a text's start."""
+        tokens = range(self.pipeline.settings.vocab_size)
+        return [next((token for token in tokens if self.pipeline.decode([token]).strip().isalnum()), 0)]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = self.text().wrap(console, options.max_width)
+        yield from list(lines)[-max(3, (options.height or console.height) - 3) :]
+
+
+def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None = None) -> Finished:
+    """Show the events of one prompt as they come (nothing where the output is no terminal); returns the last."""
+    from rcd.decode.events import Finished
+
+    console = console or Console()
+    canvas, done = Canvas(pipeline), None
+    if not (console.is_terminal and sys.stdout.isatty()):
+        for event in events:
+            done = event if isinstance(event, Finished) else done
+    else:
+        with Live(canvas, console=console, refresh_per_second=12, transient=False) as live:
+            for event in events:
+                canvas.see(event)
+                if isinstance(event, Finished):
+                    done = event
+                    canvas.finish(event)
+                live.update(canvas)
+    assert done is not None
+    return done
+
+
+def summary(result: Generation) -> str:
+    """One line of figures."""
+    steps = f"{result.denoising_steps} denoising step{'s' if result.denoising_steps != 1 else ''}"
+    why = {"eos": "the model ended its text", "length": "the length was reached"}[result.stop_reason]
+    return (
+        f"{result.tokens} tokens in {steps} ({result.tokens_per_step:.2f} a step), "
+        f"{result.forwards} forwards, {result.seconds:.2f} s; {why}."
+    )

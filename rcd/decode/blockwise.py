@@ -1,0 +1,132 @@
+"""The window of block diffusion models (SDAR): one block at a time on an absolute grid, the past in a KV cache.
+
+Blocks begin at multiples of b counted from the text's first token. The prompt's whole blocks are prefilled; its
+remainder sits as fixed tokens in the first decoded block. In a batch, every row is padded on the left by whole blocks,
+so that the rows' current blocks share the same slots while each keeps its own positions.
+Shapes: B rows, T slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Event, Finished, Step
+from rcd.decode.lanes import Run
+from rcd.decode.step import check_finite, denoise
+from rcd.decode.stopping import check_prompts, cut, is_end, unsettled
+from rcd.diffusion.commit import quota
+from rcd.models.lm import DiffusionLM, View
+
+
+@dataclass
+class Grid:
+    """The batch laid out in slots."""
+
+    ids: Tensor
+    """[B, T]"""
+    position: Tensor
+    """[B, T], negative in the padding."""
+    output: Tensor
+    """[B, T] booleans: behind the prompt and within max_new_tokens."""
+    prefilled: int
+    """Slots before the first decoded block."""
+
+    @classmethod
+    def of(cls, prompts: Sequence[Sequence[int]], b: int, new_tokens: int, mask: int, device: torch.device) -> Grid:
+        whole = [len(prompt) // b * b for prompt in prompts]
+        prefilled = max(whole)
+        pads = [prefilled - slots for slots in whole]
+        total = max(pad + -(-(len(p) + new_tokens) // b) * b for pad, p in zip(pads, prompts, strict=True))
+        ids = torch.full((len(prompts), total), mask, dtype=torch.long)
+        for row, (pad, prompt) in enumerate(zip(pads, prompts, strict=True)):
+            ids[row, :pad] = prompt[0]  # padding: any token but the mask
+            ids[row, pad : pad + len(prompt)] = torch.as_tensor(prompt)
+        position = torch.arange(total) - torch.tensor(pads)[:, None]
+        length = torch.tensor([len(prompt) for prompt in prompts])[:, None]
+        output = (position >= length) & (position < length + new_tokens)
+        return cls(ids.to(device), position.to(device), output.to(device), prefilled)
+
+    def rows(self, index: Tensor) -> Grid:
+        return Grid(self.ids[index], self.position[index], self.output[index], self.prefilled)
+
+
+def decode(
+    target: DiffusionLM,
+    reference: DiffusionLM | None,
+    prompts: Sequence[Sequence[int]],
+    config: DecodeConfig,
+    generators: list[torch.Generator],
+) -> Iterator[Event]:
+    """Events of a batch of prompts; `config` is resolved."""
+    b, model, device = config.block_length, target.settings, target.device
+    assert b is not None
+    eos, mask, limit = model.eos_token_ids, model.mask_token_id, config.max_new_tokens
+    check_prompts(prompts, model, limit, b)
+    grid = Grid.of(prompts, b, limit, mask, device)
+    run = Run.of(target, reference, config, generators, capacity=grid.ids.shape[1])
+
+    rows = list(range(len(prompts)))
+    for lane, kind, _ in run.lanes:
+        if grid.prefilled:
+            lane.prefill(grid.ids[:, : grid.prefilled], grid.position[:, : grid.prefilled], b)
+            run.ledger.count(kind, (row for row in rows if len(prompts[row]) >= b))
+
+    for start in range(grid.prefilled, grid.ids.shape[1], b):
+        window, end = slice(start, start + b), start + b
+        view = run.target.view(grid.position[:, window], grid.position[:, :end])
+        offsets = [len(prompts[row]) // b * b + start - grid.prefilled - len(prompts[row]) for row in rows]
+        grid.ids[:, window] = yield from _block(
+            run, grid.ids[:, window], grid.output[:, window], view, rows, offsets, config
+        )
+
+        ended = (is_end(grid.ids, eos) & grid.output)[:, window].any(-1) | ~grid.output[:, end:].any(-1)
+        keep = [k for k, done in enumerate(ended.tolist()) if not done]
+        for k in sorted(set(range(len(rows))) - set(keep)):
+            new = grid.ids[k, :end][grid.position[k, :end] >= len(prompts[rows[k]])].tolist()
+            yield Finished(rows[k], *cut(new, eos, limit), run.ledger[rows[k]])
+        if not keep:
+            return
+        if len(keep) < len(rows):
+            index = torch.tensor(keep, device=device)
+            rows, grid = [rows[k] for k in keep], grid.rows(index)
+            for lane, _, _ in run.lanes:
+                lane.rows(index)
+            view = run.target.view(grid.position[:, window], grid.position[:, :end])
+        for lane, _, kind in run.lanes:
+            lane.store(grid.ids[:, window], view)
+            run.ledger.count(kind, rows)
+
+
+def _block(
+    run: Run, ids: Tensor, output: Tensor, view: View, rows: list[int], offsets: list[int], config: DecodeConfig
+) -> Generator[Event, None, Tensor]:
+    """Denoise one block of every row until its text is settled; returns its ids."""
+    model, rules, b = run.target.model, run.rules, ids.shape[1]
+    masked = ids == model.settings.mask_token_id
+    total = torch.full((len(rows),), b, device=ids.device)
+    state, step = None, 0
+    while True:
+        live = unsettled(ids, masked, output, model.settings.eos_token_ids, config.eos_early_stop).any(-1)
+        alive = live.tolist()
+        if not any(alive):
+            return ids
+        taking = [row for row, on in zip(rows, alive, strict=True) if on]
+        state = run.refresh(state, ids, view, rows, taking)
+        least = quota(total, config.num_inference_steps or b, torch.full_like(total, step))
+        drawing = [run.generators[row] if on else None for row, on in zip(rows, alive, strict=True)]
+        outcome = denoise(model, rules, ids, view, state, masked, least, drawing)
+        run.ledger.count("denoising", taking)
+        numbers = [run.ledger[row].denoising for row in rows]
+        check_finite(outcome, live, rows, numbers)
+        committed = outcome.committed & live[:, None]
+        draft = torch.where(masked, outcome.token, ids)
+        confidence = outcome.confidence.masked_fill(~masked, float("nan"))
+        ids = torch.where(committed, outcome.token, ids)
+        masked, state, step = masked & ~committed, outcome.state, step + 1
+        event = Step(rows, offsets, numbers, draft, committed, masked, confidence, state.alpha)
+        yield event if all(alive) else event.of(alive)

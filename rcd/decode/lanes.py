@@ -1,0 +1,152 @@
+"""A lane: one model that follows the text, with a KV cache of its own. The target is one, a reference a second; a run
+joins them with the rules and the counting.
+
+Shapes: B rows, Q window, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rcd.carry.base import CarryState
+from rcd.decode.cache import KVCache
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Counts
+from rcd.decode.step import Rules
+from rcd.diffusion.attention import block_causal, visible
+from rcd.errors import RCDError
+from rcd.models.lm import DiffusionLM, Prediction, View
+from rcd.residual.distribution import Distribution, align_vocabulary
+
+PREFILL_SLOTS = 2048
+NOTHING = slice(0, 0)
+
+
+class Ledger:
+    """Forward passes of every row, by kind. A pass counts for the rows that needed it, not for those that were only
+    in the same batch, so that a row's counts do not depend on its neighbours."""
+
+    def __init__(self, rows: int):
+        self._counts = [Counts() for _ in range(rows)]
+
+    def count(self, kind: str, rows: Iterable[int]) -> None:
+        for row in rows:
+            old = self._counts[row]
+            self._counts[row] = Counts(**{**vars(old), kind: getattr(old, kind) + 1})
+
+    def __getitem__(self, row: int) -> Counts:
+        return self._counts[row]
+
+
+class Lane:
+    def __init__(self, model: DiffusionLM, mask_token_id: int, capacity: int | None = None):
+        self.model = model
+        self.cache = KVCache(capacity) if capacity else None
+        self._mask = mask_token_id
+
+    def view(self, query_BQ: Tensor, key_BK: Tensor, predict: slice = slice(None)) -> View:
+        """A window that sees every real position among the keys (positions; padding is negative)."""
+        padded = bool((key_BK[:, :1] < 0).any())  # padding is on the left
+        attention = visible(key_BK, query_BQ.shape[1]) if padded else None
+        return View(query_BQ.clamp_min(0), attention, self.cache, predict)
+
+    def prefill(self, ids_BQ: Tensor, position_BQ: Tensor, block_length: int) -> None:
+        """Store the prompt's whole blocks, under the block-causal mask, in pieces that bound the mask's memory."""
+        assert self.cache is not None
+        piece = max(1, PREFILL_SLOTS // block_length) * block_length
+        for start in range(0, ids_BQ.shape[1], piece):
+            query, key = position_BQ[:, start : start + piece], position_BQ[:, : start + piece]
+            view = View(query.clamp_min(0), block_causal(query, key, block_length), self.cache, NOTHING)
+            self.forward(ids_BQ[:, start : start + piece], view)
+            self.cache.advance(query.shape[1])
+
+    def store(self, ids_BQ: Tensor, view: View) -> None:
+        """The finished block's keys and values, computed from its tokens and kept."""
+        assert self.cache is not None
+        self.forward(ids_BQ, View(view.position_ids, view.attention, self.cache, NOTHING))
+        self.cache.advance(ids_BQ.shape[1])
+
+    def forward(self, ids_BQ: Tensor, view: View) -> Prediction:
+        """A plain pass, nothing injected; the mask is this model's own."""
+        own = self.model.settings.mask_token_id
+        ids = ids_BQ if own == self._mask else torch.where(ids_BQ == self._mask, own, ids_BQ)
+        prediction: Prediction = self.model(ids, view)
+        return prediction
+
+    def rows(self, index: Tensor) -> None:
+        if self.cache is not None:
+            self.cache.rows(index)
+
+
+@dataclass(frozen=True)
+class WindowPasses:
+    """The passes that a carry may ask for before a step (`rcd.residual.start.Passes`), over the current window."""
+
+    shape: tuple[int, int, int]
+    device: torch.device
+    generators: list[torch.Generator]
+    own: Callable[[], Distribution]
+    reference: Callable[[], Distribution]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What stays the same over a decoding run."""
+
+    rules: Rules
+    target: Lane
+    reference: Lane | None
+    ledger: Ledger
+    generators: list[torch.Generator]
+
+    @classmethod
+    def of(
+        cls,
+        target: DiffusionLM,
+        reference: DiffusionLM | None,
+        config: DecodeConfig,
+        generators: list[torch.Generator],
+        capacity: int | None = None,
+    ) -> Run:
+        rules, mask = Rules.of(config, target.settings), target.settings.mask_token_id
+        needed = reference is not None and rules.carry.needs_reference
+        second = Lane(reference, mask, capacity) if needed and reference is not None else None
+        return cls(rules, Lane(target, mask, capacity), second, Ledger(len(generators)), generators)
+
+    @property
+    def lanes(self) -> Iterator[tuple[Lane, str, str]]:
+        """(lane, the kind that its prefill counts as, the kind that its stores count as)."""
+        yield self.target, "prefill", "store"
+        if self.reference is not None:
+            yield self.reference, "reference", "reference"
+
+    def refresh(
+        self, state: CarryState | None, ids_BQ: Tensor, view: View, rows: Sequence[int], counted: Sequence[int]
+    ) -> CarryState:
+        """The carry's state for the coming step; passes that it asks for are counted for the rows `counted`."""
+        target, codebook = self.target.model, self.target.model.codebook
+        length = len(range(*view.predict.indices(ids_BQ.shape[1])))
+        passes = WindowPasses(
+            shape=(ids_BQ.shape[0], length, target.settings.vocab_size),
+            device=ids_BQ.device,
+            generators=[self.generators[row] for row in rows],
+            own=lambda: self._own(ids_BQ, view, counted),
+            reference=lambda: self._refer(ids_BQ, view, counted),
+        )
+        return self.rules.carry.refresh(state, passes, codebook)
+
+    def _own(self, ids_BQ: Tensor, view: View, counted: Sequence[int]) -> Distribution:
+        self.ledger.count("start", counted)
+        return self.rules.distribution(self.target.forward(ids_BQ, view).logits)
+
+    def _refer(self, ids_BQ: Tensor, view: View, counted: Sequence[int]) -> Distribution:
+        if self.reference is None:
+            raise RCDError("this carry needs a reference model; name one with reference (--reference).")
+        self.ledger.count("reference", counted)
+        seen = View(view.position_ids, view.attention, self.reference.cache, view.predict)
+        logits = self.reference.forward(ids_BQ, seen).logits
+        return self.rules.distribution(align_vocabulary(logits, self.target.model.settings.vocab_size))

@@ -1,0 +1,58 @@
+"""When a row's text can no longer change, and where it ends.
+
+Shapes: B rows, P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rcd.errors import RCDError
+from rcd.models.lm import ModelSettings
+
+
+def is_end(ids_BP: Tensor, eos: Sequence[int]) -> Tensor:
+    return torch.isin(ids_BP, torch.tensor(eos, dtype=ids_BP.dtype, device=ids_BP.device))
+
+
+def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, eos: Sequence[int], early: bool) -> Tensor:
+    """The masks that must still be decoded.
+
+    `output` marks the positions of the answer (behind the prompt, within the length). With `early`, a mask outside
+    them, or behind an end token, no longer matters.
+    """
+    if not early:
+        return masked_BP
+    ended = (is_end(ids_BP, eos) & output_BP).long().cumsum(-1) > 0
+    return masked_BP & output_BP & ~ended
+
+
+def cut(new_ids: list[int], eos: Sequence[int], limit: int) -> tuple[list[int], str]:
+    """(the tokens up to and including the first end token, within the limit; the stop reason)."""
+    for k, token in enumerate(new_ids[:limit]):
+        if token in eos:
+            return new_ids[: k + 1], "eos"
+    return new_ids[:limit], "length"
+
+
+def check_prompts(prompts: Sequence[Sequence[int]], model: ModelSettings, new_tokens: int, block_length: int) -> None:
+    """Refuse, before any work, what cannot be decoded. `block_length` 1: the canvas is not rounded to a grid."""
+    for number, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise RCDError(f"prompt {number} is empty; give at least one token.")
+        bad = next((token for token in prompt if not 0 <= token < model.vocab_size), None)
+        if bad is not None:
+            raise RCDError(f"prompt {number} has the token id {bad}, outside the vocabulary of {model.vocab_size}.")
+        if model.mask_token_id in prompt:
+            raise RCDError(f"prompt {number} contains the mask token (id {model.mask_token_id}); take it out.")
+        total = -(-(len(prompt) + new_tokens) // block_length) * block_length
+        if total > model.context_length:
+            room = model.context_length // block_length * block_length - len(prompt)
+            way_out = f"lower max_new_tokens to {room} or less" if room > 0 else "shorten the prompt"
+            raise RCDError(
+                f"prompt {number} has {len(prompt)} tokens, and with {new_tokens} new ones it needs {total} positions of "
+                f"the model's {model.context_length}; {way_out}."
+            )

@@ -1,0 +1,1 @@
+"""Masked diffusion without a model: attention masks, sampling, commit rules."""

@@ -1,0 +1,1 @@
+"""Diffusion language models over stock transformers backbones: families, reading and writing checkpoints."""

@@ -1,0 +1,327 @@
+"""Reading a checkpoint into a DiffusionLM and writing it back: ordinary Hugging Face folders in the family's own
+parameter names, plus rcd.json."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rcd import registry
+from rcd.diffusion.attention import ATTENTION
+from rcd.errors import RCDError, unknown_name
+from rcd.models import source as src
+from rcd.models.family import FamilySpec
+from rcd.models.lm import DiffusionLM, ModelSettings
+from rcd.models.settings import RCD_JSON, RCDFile, resolve
+
+MASK_TEXT = "<|MASK|>"
+MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Checkpoint:
+    model: DiffusionLM
+    config: dict[str, Any]
+    """config.json as the family wrote it."""
+    tokenizer: Any | None = None
+    rcd: RCDFile = field(default_factory=RCDFile)
+    stored: dict[str, torch.dtype] = field(default_factory=dict)
+    """The family's tensor names, with the dtype of each on disk."""
+    folder: Path | None = None
+    tokenizer_changed: bool = False
+
+
+def pick_device(device: str | torch.device | None = "auto") -> torch.device:
+    """cuda, else mps, else cpu; or the one that is named."""
+    if device is None or device == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+        return torch.device(name)
+    try:
+        chosen = torch.device(device)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError) as error:
+        raise RCDError(f"the device {str(device)!r} cannot be used here; take auto, cpu, cuda or mps.") from error
+    return chosen
+
+
+def pick_dtype(dtype: str | torch.dtype | None, stored: torch.dtype, device: torch.device) -> torch.dtype:
+    """auto: as stored, but fp32 on a CPU, where half precision is several times slower."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype is None or dtype == "auto":
+        return torch.float32 if device.type == "cpu" else stored
+    if dtype not in DTYPES:
+        raise unknown_name("dtype", dtype, ["auto", *DTYPES])
+    return DTYPES[dtype]
+
+
+@dataclass
+class Opened:
+    """A checkpoint whose small files are read and whose tensors are not."""
+
+    path: Path
+    spec: FamilySpec
+    settings: ModelSettings
+    backbone_config: dict[str, Any]
+    config: dict[str, Any]
+    rcd: RCDFile
+    tokenizer: Any | None
+    tensors: Iterable[tuple[str, Tensor]]
+    mask_added: bool
+
+
+def open_checkpoint(
+    source: str | Path, *, family: str | None = None, revision: str | None = None, **overrides: Any
+) -> Opened:
+    """Read everything but the tensors; `load` goes on from here, `rcd info` stops here."""
+    overrides = {key: value for key, value in overrides.items() if value is not None}
+    path = src.locate(source, revision)
+    generation: dict[str, Any] = {}
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise RCDError(f"{path} is a file; give the checkpoint's folder, or a .gguf file.")
+        config, state, tokenizer = src.read_gguf(path)
+        rcd = RCDFile()
+        named: Iterable[tuple[str, Tensor]] = state.items()
+    else:
+        if not (path / "config.json").is_file():
+            raise RCDError(f"{path} is no checkpoint: it has no config.json.")
+        config, generation = src.read_optional(path, "config.json"), src.read_optional(path, "generation_config.json")
+        rcd, tokenizer = RCDFile.read(path), src.tokenizer(path)
+        named = src.tensors(path)
+    spec = find_family(family or rcd.family, config, path)
+    mask, added = choose_mask(spec, config, rcd, overrides, tokenizer)
+    settings, backbone_config = _prepare(spec, config, generation, rcd, overrides, mask, grow=added)
+    if added:
+        config = {**config, "vocab_size": settings.vocab_size}
+    if spec.causal:
+        rcd = replace(rcd, family=spec.name, provenance={"adapted_from": path.name, **rcd.provenance})
+    rcd = replace(rcd, **_changed(settings, spec, overrides))
+    return Opened(path, spec, settings, backbone_config, config, rcd, tokenizer, named, added)
+
+
+def load(
+    source: str | Path,
+    *,
+    family: str | None = None,
+    device: str | torch.device | None = "auto",
+    dtype: str | torch.dtype | None = "auto",
+    revision: str | None = None,
+    **overrides: Any,
+) -> Checkpoint:
+    """Read a folder, a hub name or a GGUF file. `overrides`: mask_token_id, eos_token_ids, block_length, attention,
+    shift; a None leaves the checkpoint's own value."""
+    target = pick_device(device)
+    opened = open_checkpoint(source, family=family, revision=revision, **overrides)
+    model = build(opened.spec, opened.settings, opened.backbone_config)
+    stored = _fill(model, opened.tensors, target, dtype, opened.path, grow=opened.mask_added)
+    folder = opened.path if opened.path.is_dir() else None
+    changed = opened.mask_added or folder is None
+    return Checkpoint(model, opened.config, opened.tokenizer, opened.rcd, stored, folder, tokenizer_changed=changed)
+
+
+def find_family(name: str | None, config: dict[str, Any], path: Path) -> FamilySpec:
+    found = name or str(config.get("model_type", "")).lower()
+    if found not in registry.names("family"):
+        if name:
+            raise unknown_name("family", name, registry.names("family"))
+        raise RCDError(
+            f"{path} has model_type {config.get('model_type')!r}, which is no known family; "
+            f"name one with family (--family): {', '.join(registry.names('family'))}."
+        )
+    spec: FamilySpec = registry.get("family", found)
+    return spec
+
+
+def choose_mask(
+    spec: FamilySpec, config: dict[str, Any], rcd: RCDFile, overrides: dict[str, Any], tokenizer: Any | None
+) -> tuple[int | None, bool]:
+    """(the tokenizer's mask id, whether the token had to be added). Only a causal checkpoint gets a token added."""
+    known = any(v is not None for v in (overrides.get("mask_token_id"), rcd.mask_token_id, config.get("mask_token_id")))
+    if known or tokenizer is None:
+        return None, False
+    vocabulary = tokenizer.get_vocab()
+    for text in (getattr(tokenizer, "mask_token", None), *MASK_TEXTS):
+        if text in vocabulary:
+            return int(vocabulary[text]), False
+    if not spec.causal:
+        return None, False
+    tokenizer.add_special_tokens({"mask_token": MASK_TEXT})
+    return int(tokenizer.convert_tokens_to_ids(MASK_TEXT)), True
+
+
+def _prepare(
+    spec: FamilySpec,
+    config: dict[str, Any],
+    generation: dict[str, Any],
+    rcd: RCDFile,
+    overrides: dict[str, Any],
+    mask: int | None,
+    grow: bool,
+) -> tuple[ModelSettings, dict[str, Any]]:
+    try:
+        backbone_config = spec.backbone_config(config)
+    except KeyError as error:
+        raise RCDError(f"config.json of this {spec.name} checkpoint lacks the key {error}.") from error
+    if grow and mask is not None:
+        backbone_config["vocab_size"] = max(backbone_config["vocab_size"], mask + 1)
+    settings = resolve(
+        spec,
+        config,
+        generation,
+        rcd,
+        overrides,
+        vocab_size=backbone_config["vocab_size"],
+        context_length=backbone_config.get("max_position_embeddings", 2048),
+        tokenizer_mask=mask,
+    )
+    return settings, backbone_config
+
+
+def build(
+    spec: FamilySpec, settings: ModelSettings, backbone_config: dict[str, Any], device: str | torch.device = "meta"
+) -> DiffusionLM:
+    """The empty model: backbone without its own embedding layer's surprises, head, and our attention."""
+    import transformers
+
+    config = getattr(transformers, f"{spec.backbone}Config")(**backbone_config)
+    config._attn_implementation = ATTENTION
+    with torch.device(device):
+        backbone = getattr(transformers, f"{spec.backbone}Model")(config)
+        head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+    # RoPE's tables are computed, not stored: never leave them on the meta device
+    backbone.rotary_emb = type(backbone.rotary_emb)(config=config)
+    backbone.embed_tokens.padding_idx = None
+    model = DiffusionLM(spec, settings, backbone, head)
+    return model.eval()
+
+
+def _fill(
+    model: DiffusionLM,
+    named: Iterable[tuple[str, Tensor]],
+    device: torch.device,
+    dtype: str | torch.dtype | None,
+    path: Path,
+    grow: bool,
+) -> dict[str, torch.dtype]:
+    """Put the tensors in place, each checked: known, of the right shape, finite, and none missing."""
+    spec = model.spec
+    wanted = {name: tuple(p.shape) for name, p in model.state_dict().items()}
+    state: dict[str, Tensor] = {}
+    stored: dict[str, torch.dtype] = {}
+    for name, tensor in named:
+        if name.endswith(spec.unused):
+            continue
+        ours = spec.to_stock(name)
+        if ours not in wanted:
+            raise RCDError(f"{path} holds the tensor {name}, which the family {spec.name} does not have.")
+        if grow and ours in ("backbone.embed_tokens.weight", "head.weight"):
+            tensor = _with_rows(tensor, wanted[ours][0])
+        if tuple(tensor.shape) != wanted[ours]:
+            raise RCDError(
+                f"the tensor {name} of {path} has shape {list(tensor.shape)}, "
+                f"but its config.json means {list(wanted[ours])}."
+            )
+        check_finite(tensor, name, path)
+        stored[name] = tensor.dtype
+        state[ours] = tensor.to(device=device, dtype=pick_dtype(dtype, tensor.dtype, device))
+    tied = bool(getattr(model.backbone.config, "tie_word_embeddings", False))
+    embeddings = state.get("backbone.embed_tokens.weight")
+    if (
+        tied
+        and embeddings is not None
+        and ("head.weight" not in state or torch.equal(state["head.weight"], embeddings))
+    ):
+        state["head.weight"] = embeddings
+    else:
+        tied = False
+    missing = [name for name in wanted if name not in state]
+    if missing:
+        raise RCDError(
+            f"{path} lacks {len(missing)} tensor(s) of the family {spec.name}, first {spec.from_stock(missing[0])}."
+        )
+    model.load_state_dict(state, assign=True)
+    if tied:
+        model.head.weight = model.backbone.embed_tokens.weight  # type: ignore[assignment, union-attr]
+    model.backbone.rotary_emb.to(device)
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return stored
+
+
+def _with_rows(tensor: Tensor, rows: int) -> Tensor:
+    """New rows (a token that was added) begin as the mean of the others."""
+    missing = rows - tensor.shape[0]
+    if missing <= 0:
+        return tensor
+    mean = tensor.float().mean(0, keepdim=True).to(tensor.dtype)
+    return torch.cat((tensor, mean.expand(missing, -1)))
+
+
+def check_finite(tensor: Tensor, name: str, path: Path) -> None:
+    """A sum is finite exactly when its terms are (or overflows, which the second look tells apart)."""
+    if not bool(torch.isfinite(tensor.sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
+        raise RCDError(f"the tensor {name} of {path} holds NaN or inf; the checkpoint is damaged.")
+
+
+def _changed(settings: ModelSettings, spec: FamilySpec, overrides: dict[str, Any]) -> dict[str, Any]:
+    """What rcd.json must say so that the next load comes to the same settings without the overrides."""
+    changed: dict[str, Any] = {key: getattr(settings, key) for key in overrides}
+    if spec.causal:
+        changed |= {key: getattr(settings, key) for key in ("mask_token_id", "block_length", "attention")}
+    if "eos_token_ids" in changed:
+        changed["eos_token_ids"] = list(changed["eos_token_ids"])
+    return changed
+
+
+def save(checkpoint: Checkpoint, folder: str | Path, *, overwrite: bool = False, max_shard_size: str = "5GB") -> Path:
+    """Write an ordinary folder that the family's own code opens: same names, same dtypes, plus rcd.json.
+
+    Written beside the target and moved into place whole, so that a broken run never leaves half a checkpoint.
+    """
+    from huggingface_hub import save_torch_state_dict
+
+    target = Path(folder).expanduser()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
+        raise RCDError(f"{target} is not empty; choose another folder or allow it to be overwritten.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    spec, state = checkpoint.model.spec, checkpoint.model.state_dict()
+    stored = checkpoint.stored or {spec.from_stock(name): tensor.dtype for name, tensor in state.items()}
+    out = {name: state[spec.to_stock(name)].detach().to("cpu", dtype).contiguous() for name, dtype in stored.items()}
+    if len({tensor.data_ptr() for tensor in out.values()}) < len(out):
+        out = {name: tensor.clone() for name, tensor in out.items()}
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        if checkpoint.folder is not None:
+            _copy_side_files(checkpoint.folder, scratch)
+        if checkpoint.tokenizer is not None and (checkpoint.tokenizer_changed or checkpoint.folder is None):
+            checkpoint.tokenizer.save_pretrained(scratch)
+        (scratch / "config.json").write_text(json.dumps(checkpoint.config, indent=2) + "\n")
+        checkpoint.rcd.write(scratch)
+        save_torch_state_dict(out, scratch, max_shard_size=max_shard_size, metadata={"format": "pt"})
+        scratch.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        scratch.rename(target)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    return target
+
+
+def _copy_side_files(source: Path, target: Path) -> None:
+    """Everything beside the weights travels along as it is (the tokenizer, the family's own code as plain files)."""
+    skipped = (src.INDEX, "config.json", RCD_JSON)
+    for path in sorted(source.iterdir()):
+        wanted = path.suffix in (".json", ".txt", ".model", ".jinja", ".py", ".md") or path.name.startswith("LICENSE")
+        if path.is_file() and wanted and path.name not in skipped:
+            shutil.copyfile(path, target / path.name)

@@ -1,0 +1,139 @@
+"""The families: SDAR, LLaDA and Dream, and the causal ones that an adaptation starts from.
+
+Each is what its config.json and its parameter names say, over a backbone that transformers already has. A new family
+is one FamilySpec here and one line in `rcd.registry`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rcd.errors import RCDError
+from rcd.models.family import BIDIRECTIONAL, BLOCK_CAUSAL, FamilySpec
+
+# Hugging Face's own layout: `model.` is the backbone, `lm_head` the head.
+_STOCK_NAMES = (("model.", "backbone."), ("lm_head.", "head."))
+
+_SHARED_KEYS = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "hidden_act max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias mlp_bias initializer_range "
+    "pad_token_id"
+).split()
+
+
+def _stock_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Keys that the stock configurations share with SDAR's and Dream's."""
+    kept = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
+    kept["rope_parameters"] = _rope(config)
+    if config.get("use_sliding_window"):
+        raise RCDError("this checkpoint uses sliding-window attention, which diffusion decoding does not support.")
+    if kept.get("pad_token_id", 0) >= kept.get("vocab_size", 1):
+        del kept["pad_token_id"]
+    return kept
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """RoPE settings in either of transformers' spellings: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    parameters["rope_type"] = parameters.pop("type", None) or parameters.get("rope_type") or "default"
+    parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    return parameters
+
+
+def _llada_config(config: dict[str, Any]) -> dict[str, Any]:
+    """LLaDA's OLMo-style keys -> Llama's. What Llama cannot express is refused, not ignored."""
+    for key, needed in (
+        ("activation_type", "silu"),
+        ("block_type", "llama"),
+        ("layer_norm_type", "rms"),
+        ("rope", True),
+    ):
+        if config.get(key, needed) != needed:
+            raise RCDError(f"this LLaDA checkpoint has {key} = {config[key]!r}; only {needed!r} is supported.")
+    for key in ("alibi", "attention_layer_norm", "include_bias", "input_emb_norm", "scale_logits"):
+        if config.get(key):
+            raise RCDError(f"this LLaDA checkpoint has {key} = true, which the Llama backbone does not have.")
+    if (config.get("block_group_size") or 1) != 1:
+        raise RCDError("this LLaDA checkpoint groups its blocks (block_group_size > 1), which is not supported.")
+    if bool(config.get("include_qkv_bias")):
+        raise RCDError("this LLaDA checkpoint has biases on Q, K and V, which the Llama backbone does not have.")
+    width, heads = config["d_model"], config["n_heads"]
+    return {
+        "vocab_size": config.get("embedding_size") or config["vocab_size"],
+        "hidden_size": width,
+        "intermediate_size": config.get("mlp_hidden_size") or config.get("mlp_ratio", 4) * width,
+        "num_hidden_layers": config["n_layers"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.get("n_kv_heads") or (1 if config.get("multi_query_attention") else heads),
+        "max_position_embeddings": config.get("max_sequence_length", 1024),
+        "rms_norm_eps": config.get("rms_norm_eps", 1e-5),
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)},
+        "tie_word_embeddings": bool(config.get("weight_tying", True)),
+        "attention_bias": False,
+    }
+
+
+SDAR = FamilySpec(
+    name="sdar",
+    backbone="Qwen3",
+    backbone_config=_stock_config,
+    attention=BLOCK_CAUSAL,
+    block_length=4,
+    mask_token_id=151669,
+    eos_token_ids=(151645, 151643),
+    rename=_STOCK_NAMES,
+)
+
+_LLADA_LAYER, _LAYER = "model.transformer.blocks.{n}.", "backbone.layers.{n}."
+LLADA = FamilySpec(
+    name="llada",
+    backbone="Llama",
+    backbone_config=_llada_config,
+    attention=BIDIRECTIONAL,
+    mask_token_id=126336,
+    eos_token_ids=(126081, 126348),
+    tempered_confidence=False,
+    rename=(
+        ("model.transformer.wte.", "backbone.embed_tokens."),
+        ("model.transformer.ln_f.", "backbone.norm."),
+        ("model.transformer.ff_out.", "head."),
+        (_LLADA_LAYER + "q_proj.", _LAYER + "self_attn.q_proj."),
+        (_LLADA_LAYER + "k_proj.", _LAYER + "self_attn.k_proj."),
+        (_LLADA_LAYER + "v_proj.", _LAYER + "self_attn.v_proj."),
+        (_LLADA_LAYER + "attn_out.", _LAYER + "self_attn.o_proj."),
+        (_LLADA_LAYER + "ff_proj.", _LAYER + "mlp.gate_proj."),
+        (_LLADA_LAYER + "up_proj.", _LAYER + "mlp.up_proj."),
+        (_LLADA_LAYER + "ff_out.", _LAYER + "mlp.down_proj."),
+        (_LLADA_LAYER + "attn_norm.", _LAYER + "input_layernorm."),
+        (_LLADA_LAYER + "ff_norm.", _LAYER + "post_attention_layernorm."),
+    ),
+)
+
+DREAM = FamilySpec(
+    name="dream",
+    backbone="Qwen2",
+    backbone_config=_stock_config,
+    attention=BIDIRECTIONAL,
+    shift=1,
+    mask_token_id=151666,
+    eos_token_ids=(151643,),
+    rename=_STOCK_NAMES,
+)
+
+
+def _causal(name: str, backbone: str) -> FamilySpec:
+    """A causal family: the same backbone, made block-causal (or bidirectional, if asked) for adaptation."""
+    return FamilySpec(
+        name=name,
+        backbone=backbone,
+        backbone_config=_stock_config,
+        attention=BLOCK_CAUSAL,
+        block_length=32,
+        causal=True,
+        rename=_STOCK_NAMES,
+    )
+
+
+QWEN3 = _causal("qwen3", "Qwen3")
+QWEN2 = _causal("qwen2", "Qwen2")
+LLAMA = _causal("llama", "Llama")

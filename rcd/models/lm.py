@@ -1,0 +1,120 @@
+"""DiffusionLM: a stock transformers backbone and its head, with the injection of a carry inside the forward pass.
+
+Shapes: B batch, L window, P predicted positions, V vocabulary, D embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from rcd.models.family import FamilySpec
+
+if TYPE_CHECKING:
+    from rcd.carry.base import Carry
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What decoding must know of a checkpoint; read from its files, each value open to an override at load."""
+
+    family: str
+    attention: str
+    vocab_size: int
+    mask_token_id: int
+    eos_token_ids: tuple[int, ...]
+    block_length: int | None
+    context_length: int
+    shift: int = 0
+    tempered_confidence: bool = True
+
+    @property
+    def window(self) -> str:
+        return "blockwise" if self.attention == "block_causal" else "bidirectional"
+
+
+@dataclass(frozen=True)
+class View:
+    """Where the window's tokens stand and what they see."""
+
+    position_ids: Tensor
+    """[B, L]"""
+    attention: Tensor | None = None
+    """Boolean [B, 1, L, keys], or None: every key is visible."""
+    cache: Any | None = None
+    """Keys and values of earlier tokens (`rcd.decode.cache.KVCache`), or None."""
+    predict: slice = field(default_factory=lambda: slice(None))
+    """The positions whose predictions are wanted, which are also those where a carry may inject."""
+
+    def rows(self, index: Tensor) -> View:
+        """The view of some rows; a cache has rows of its own, so this is for windows without one."""
+        assert self.cache is None
+        seen = None if self.attention is None else self.attention[index]
+        return View(self.position_ids[index], seen, None, self.predict)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    logits: Tensor
+    """[B, P, V]"""
+    hidden: Tensor
+    """[B, P, D], after the final norm: what the head reads."""
+
+
+class DiffusionLM(nn.Module):
+    def __init__(self, spec: FamilySpec, settings: ModelSettings, backbone: nn.Module, head: nn.Linear):
+        super().__init__()
+        self.spec = spec
+        self.settings = settings
+        self.backbone = backbone
+        self.head = head
+
+    @property
+    def codebook(self) -> Tensor:
+        """E, the input embeddings [V, D] (Eq. 1)."""
+        weight: Tensor = self.backbone.get_input_embeddings().weight  # type: ignore[operator]
+        return weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.codebook.device
+
+    def forward(
+        self,
+        ids_BL: Tensor,
+        view: View,
+        carry: Carry | None = None,
+        state: Any = None,
+        inject_BP: Tensor | None = None,
+    ) -> Prediction:
+        """Embed, inject (Eq. 2), run the backbone, predict.
+
+        The injection is in here so that it always uses this model's own codebook, gathered if it is sharded. It is
+        at every mask among the predicted positions, or at those that `inject_BP` marks.
+        """
+        embeds = nn.functional.embedding(ids_BL, self.codebook)
+        if carry is not None:
+            masked = ids_BL[:, view.predict] == self.settings.mask_token_id if inject_BP is None else inject_BP
+            injected = carry.inject(embeds[:, view.predict], masked, state)
+            start, stop, _ = view.predict.indices(ids_BL.shape[1])
+            embeds = torch.cat((embeds[:, :start], injected, embeds[:, stop:]), dim=1)
+        hidden = self.backbone(
+            inputs_embeds=embeds,
+            attention_mask=view.attention,
+            position_ids=view.position_ids,
+            past_key_values=view.cache,
+            use_cache=view.cache is not None,
+        ).last_hidden_state
+        hidden = self._predictors(hidden, view.predict)
+        return Prediction(self.head(hidden), hidden)
+
+    def _predictors(self, hidden_BLD: Tensor, predict: slice) -> Tensor:
+        """The outputs that predict the wanted positions; under Dream's shift, those one to the left (the first
+        position of the window is predicted by itself)."""
+        if not self.settings.shift:
+            return hidden_BLD[:, predict]
+        index = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)[predict]
+        return hidden_BLD[:, (index - self.settings.shift).clamp_min(0)]

@@ -1,0 +1,154 @@
+"""Where a checkpoint comes from: a folder, a hub name or a GGUF file, its tensors and its tokenizer.
+
+Only safetensors and GGUF are read. Nothing is unpickled and no code of a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rcd.errors import RCDError
+from rcd.models.settings import read_json
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.md", "LICENSE*"]
+
+
+def locate(source: str | Path, revision: str | None = None) -> Path:
+    """A local folder or GGUF file as it is; a hub name is downloaded (or found in the cache)."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return path
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", str(source)):
+        raise RCDError(
+            f"there is no folder or file {str(source)!r}; give a checkpoint folder, a .gguf file or a hub name."
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=WANTED))
+    except Exception as error:  # the client's errors are many: no network, no such name, no access, no space
+        raise RCDError(
+            f"{str(source)!r} is no local folder, and the model hub did not give it ({type(error).__name__}); "
+            "check the name and the network, or give a folder."
+        ) from error
+
+
+def read_optional(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder / name) if (folder / name).is_file() else {}
+
+
+def shards(folder: Path) -> dict[str, list[str] | None]:
+    """Weight file -> the tensors that the index expects in it (None: whatever it holds)."""
+    if (folder / INDEX).is_file():
+        files: dict[str, list[str] | None] = {}
+        for tensor, file in read_json(folder / INDEX).get("weight_map", {}).items():
+            listed = files.setdefault(file, [])
+            assert listed is not None
+            listed.append(tensor)
+        for file in files:
+            if not (folder / file).is_file():
+                raise RCDError(f"the shard {file} of {folder} is missing; download the checkpoint again.")
+        if not files:
+            raise RCDError(f"{folder / INDEX} lists no tensors; download the checkpoint again.")
+        return files
+    if (folder / WEIGHTS).is_file():
+        return {WEIGHTS: None}
+    pickles = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth")]
+    if pickles:
+        raise RCDError(
+            f"{folder} has only pickled weights ({pickles[0]}), which are not read; convert it to safetensors."
+        )
+    raise RCDError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX} is there.")
+
+
+def shapes(folder: Path) -> Iterator[tuple[str, list[int], str]]:
+    """(name, shape, dtype) of every tensor, from the files' headers alone."""
+    for file in shards(folder):
+        with _opened(folder, file) as content:
+            for name in content.keys():  # noqa: SIM118 (a safetensors file is no dict)
+                part = content.get_slice(name)
+                yield name, part.get_shape(), part.get_dtype()
+
+
+@contextmanager
+def _opened(folder: Path, file: str, device: torch.device | str = "cpu") -> Iterator[Any]:
+    try:
+        with safe_open(folder / file, framework="pt", device=str(device)) as content:
+            yield content
+    except (SafetensorError, OSError) as error:
+        raise RCDError(
+            f"{folder / file} is truncated or is no safetensors file ({error}); download it again."
+        ) from error
+
+
+def tensors(folder: Path, device: torch.device | str = "cpu") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the folder, in the checkpoint's own names, one at a time."""
+    for file, expected in shards(folder).items():
+        with _opened(folder, file, device) as content:
+            held = list(content.keys())
+            for missing in sorted(set(expected or ()) - set(held)):
+                raise RCDError(f"the shard {file} of {folder} lacks the tensor {missing}; download it again.")
+            for name in held:
+                yield name, content.get_tensor(name)
+
+
+def tokenizer(folder: Path) -> Any | None:
+    """The folder's tokenizer, or None where it has none. A tokenizer class that is code in the folder is not run:
+    its vocabulary files are read by the stock class instead."""
+    if not any(
+        (folder / name).is_file()
+        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
+    ):
+        return None
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+
+    attempts: list[Any] = [AutoTokenizer]
+    if (folder / "tokenizer.json").is_file():
+        attempts.append(PreTrainedTokenizerFast)
+    elif (folder / "merges.txt").is_file():
+        attempts.append(Qwen2Tokenizer)
+    for attempt in attempts:
+        try:
+            return attempt.from_pretrained(str(folder), trust_remote_code=False)
+        except Exception as error:  # tokenizers raise whatever their files provoke
+            last = error
+    raise RCDError(f"the tokenizer in {folder} cannot be read ({last}).") from last
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Any | None]:
+    """(config, tensors, tokenizer) of a GGUF file, dequantised to fp32 by transformers."""
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise RCDError(f"{path} is not a GGUF file: it does not begin with the letters GGUF.")
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise RCDError(
+            "reading GGUF needs the gguf package: pip install 'residual-context-diffusion[gguf]'."
+        ) from error
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+    except Exception as error:  # the reader raises plain ValueError, KeyError and struct errors alike
+        raise RCDError(f"the GGUF file {path} cannot be read ({error}).") from error
+    config = model.config.to_dict()
+    config.pop("quantization_config", None)
+    state = dict(model.state_dict())
+    if config.get("tie_word_embeddings"):
+        state.pop("lm_head.weight", None)
+    try:
+        words = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    except Exception:  # a file without a vocabulary, or with one that transformers cannot convert
+        words = None
+    return config, state, words

@@ -1,0 +1,71 @@
+"""Every named part of the project: kind -> name -> "module:attribute", imported when first asked for.
+
+Adding a part is one function (or class) and one line here; `rcd list` prints this table.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from rcd.errors import unknown_name
+
+PARTS: dict[str, dict[str, str]] = {
+    # what travels from one denoising step to the next
+    "carry": {
+        "none": "rcd.carry.none:NoCarry",
+        "residual": "rcd.carry.residual:Residual",
+    },
+    # the weight of a residual (Eq. 3 and the other seven of fig:ablation-on-alpha)
+    "alpha": {
+        "entropy": "rcd.residual.alpha:normalised_entropy",
+        "confidence": "rcd.residual.alpha:confidence",
+        "fixed": "rcd.residual.alpha:fixed",
+        "one": "rcd.residual.alpha:one",
+        "top1": "rcd.residual.alpha:normalised_entropy",
+        "inverse_entropy": "rcd.residual.alpha:inverse_entropy",
+        "inverse_confidence": "rcd.residual.alpha:inverse_confidence",
+        "none": "rcd.residual.alpha:zero",
+    },
+    # the residual of the first step (tab:init-ablation)
+    "start": {
+        "zero": "rcd.residual.start:zero",
+        "dirichlet": "rcd.residual.start:dirichlet",
+        "self": "rcd.residual.start:own_pass",
+        "reference": "rcd.residual.start:reference_pass",
+    },
+    # which predictions become tokens
+    "commit": {
+        "threshold": "rcd.diffusion.commit:by_threshold",
+        "topm": "rcd.diffusion.commit:by_topm",
+        "factor": "rcd.diffusion.commit:by_factor",
+        "sequential": "rcd.diffusion.commit:sequential",
+    },
+    # which positions are computed again at a step
+    "window": {
+        "blockwise": "rcd.decode.blockwise:decode",
+        "bidirectional": "rcd.decode.bidirectional:decode",
+    },
+    # model families, by the `model_type` of their config.json (lower case)
+    "family": {
+        "sdar": "rcd.models.families:SDAR",
+        "llada": "rcd.models.families:LLADA",
+        "dream": "rcd.models.families:DREAM",
+        "qwen3": "rcd.models.families:QWEN3",
+        "qwen2": "rcd.models.families:QWEN2",
+        "llama": "rcd.models.families:LLAMA",
+    },
+}
+
+
+def names(kind: str) -> list[str]:
+    return list(PARTS[kind])
+
+
+def get(kind: str, name: str) -> Any:
+    """The part of that name; an unknown name is an error that lists the choices."""
+    parts = PARTS[kind]
+    if name not in parts:
+        raise unknown_name(kind, name, parts)
+    module, attribute = parts[name].split(":")
+    return getattr(import_module(module), attribute)

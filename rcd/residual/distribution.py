@@ -1,0 +1,58 @@
+"""What a step predicts: one categorical distribution per position, its statistics computed once and in fp32.
+
+Shapes: B batch, L window, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Distribution:
+    """softmax(logits / temperature), fp32 whatever the dtype of the logits; every statistic is lazy and kept."""
+
+    def __init__(self, logits_BLV: Tensor, temperature: float = 1.0):
+        self.logits = logits_BLV
+        self.temperature = temperature
+
+    @cached_property
+    def scaled(self) -> Tensor:
+        z = self.logits.float()
+        return z if self.temperature == 1.0 else z / self.temperature
+
+    @cached_property
+    def normaliser(self) -> Tensor:
+        """log sum exp, [B, L]. It is finite exactly when the row's softmax exists."""
+        return torch.logsumexp(self.scaled, dim=-1)
+
+    @cached_property
+    def p(self) -> Tensor:
+        return torch.softmax(self.scaled, dim=-1)
+
+    def log_p(self, token_BL: Tensor) -> Tensor:
+        """log p of the given tokens, [B, L]."""
+        return self.scaled.gather(-1, token_BL.unsqueeze(-1)).squeeze(-1) - self.normaliser
+
+    def at(self, temperature: float) -> Distribution:
+        """The same logits at another temperature (T_res, Sec. 3.3)."""
+        return self if temperature == self.temperature else Distribution(self.logits, temperature)
+
+    def positions(self, window: slice) -> Distribution:
+        return Distribution(self.logits[:, window], self.temperature)
+
+
+def align_vocabulary(logits_BLV: Tensor, vocabulary: int) -> Tensor:
+    """Logits over exactly `vocabulary` tokens: a wider (padded) head is cut, a narrower one is filled with -inf.
+
+    Done on logits, so that the softmax that follows renormalises. The only place where the padded vocabularies of
+    a reference and a target meet.
+    """
+    width = logits_BLV.shape[-1]
+    if width > vocabulary:
+        return logits_BLV[..., :vocabulary]
+    if width < vocabulary:
+        return torch.nn.functional.pad(logits_BLV, (0, vocabulary - width), value=float("-inf"))
+    return logits_BLV
