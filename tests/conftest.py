@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: threads only get in each other's way
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from rcd.api import Pipeline
 from rcd.models.toy import toy
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 FAMILIES = ("sdar", "llada", "dream")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -67,11 +68,11 @@ class Residual:
             raise unknown_name("t_res_on", self.t_res_on, ("alpha", "both"))
         if self.source not in ("self", "reference"):
             raise unknown_name("source", self.source, ("self", "reference"))
-        if not self.t_res > 0:
+        if not 0 < self.t_res < math.inf:
             raise RCDError(f"t_res must be above 0, not {self.t_res}; 1 leaves the distribution as it is.")
-        if not self.concentration > 0:
+        if not 0 < self.concentration < math.inf:
             raise RCDError(f"the Dirichlet concentration must be above 0, not {self.concentration}.")
-        if not self.alpha_scale >= 0:
+        if not 0 <= self.alpha_scale < math.inf:
             raise RCDError(f"alpha_scale must be 0 or more, not {self.alpha_scale}.")
         if not 0 <= self.alpha_value <= 1:
             raise RCDError(f"alpha_value must be in [0, 1], not {self.alpha_value}.")

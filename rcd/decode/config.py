@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,9 +68,9 @@ class DecodeConfig:
                 raise unknown_name(kind, name, choices)
         if not 0.0 <= self.threshold <= 1.0:
             raise RCDError(f"the threshold must be in [0, 1], not {self.threshold}; 1 commits one token a step.")
-        if not self.factor >= 0.0:
+        if not 0.0 <= self.factor < math.inf:
             raise RCDError(f"the factor must be 0 or more, not {self.factor}.")
-        if not self.temperature >= 0.0:
+        if not 0.0 <= self.temperature < math.inf:
             raise RCDError(f"the temperature must be 0 (greedy) or more, not {self.temperature}.")
         if not 0.0 < self.top_p <= 1.0:
             raise RCDError(f"top_p must be in (0, 1], not {self.top_p}; 1 keeps every token.")

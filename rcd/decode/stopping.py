@@ -53,6 +53,6 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: ModelSettings, new_to
             room = model.context_length // block_length * block_length - len(prompt)
             way_out = f"lower max_new_tokens to {room} or less" if room > 0 else "shorten the prompt"
             raise RCDError(
-                f"prompt {number} has {len(prompt)} tokens, and with {new_tokens} new ones it needs {total} positions of "
-                f"the model's {model.context_length}; {way_out}."
+                f"prompt {number} has {len(prompt)} tokens and with {new_tokens} new ones needs {total} positions, "
+                f"but the model has {model.context_length}; {way_out}."
             )

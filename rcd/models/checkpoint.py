@@ -193,7 +193,13 @@ def build(
     """The empty model: backbone without its own embedding layer's surprises, head, and our attention."""
     import transformers
 
-    config = getattr(transformers, f"{spec.backbone}Config")(**backbone_config)
+    try:
+        config = getattr(transformers, f"{spec.backbone}Config")(**backbone_config)
+    except Exception as error:  # whatever the configuration's own checks raise
+        reason = src.first_line(error)
+        raise RCDError(
+            f"config.json of this {spec.name} checkpoint has a value that does not fit ({reason})."
+        ) from error
     config._attn_implementation = ATTENTION
     with torch.device(device):
         backbone = getattr(transformers, f"{spec.backbone}Model")(config)

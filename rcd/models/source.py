@@ -103,26 +103,45 @@ def tensors(folder: Path, device: torch.device | str = "cpu") -> Iterator[tuple[
 
 
 def tokenizer(folder: Path) -> Any | None:
-    """The folder's tokenizer, or None where it has none. A tokenizer class that is code in the folder is not run:
-    its vocabulary files are read by the stock class instead."""
-    if not any(
-        (folder / name).is_file()
-        for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
-    ):
-        return None
+    """The folder's tokenizer, or None where it has none. A tokenizer class that is code in the folder is not run: its
+    vocabulary files are read by a stock class, tokenizer.json as it stands."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
-    attempts: list[Any] = [AutoTokenizer]
-    if (folder / "tokenizer.json").is_file():
-        attempts.append(PreTrainedTokenizerFast)
-    elif (folder / "merges.txt").is_file():
-        attempts.append(Qwen2Tokenizer)
-    for attempt in attempts:
-        try:
-            return attempt.from_pretrained(str(folder), trust_remote_code=False)
-        except Exception as error:  # tokenizers raise whatever their files provoke
-            last = error
-    raise RCDError(f"the tokenizer in {folder} cannot be read ({last}).") from last
+    readers: dict[str, Any] = {
+        "tokenizer.json": PreTrainedTokenizerFast,
+        "tokenizer_config.json": AutoTokenizer,
+        "tokenizer.model": AutoTokenizer,
+        "merges.txt": Qwen2Tokenizer,
+    }
+    failure: Exception | None = None
+    for file, reader in readers.items():
+        if (folder / file).is_file():
+            try:
+                with _quiet():
+                    return reader.from_pretrained(str(folder), trust_remote_code=False)
+            except Exception as error:  # tokenizers raise whatever their files provoke
+                failure = failure or error
+    if failure is not None:
+        raise RCDError(f"the tokenizer in {folder} cannot be read ({first_line(failure)}).") from failure
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers comments on model types that are not its own; the families here are ours to know."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+
+
+def first_line(error: Exception) -> str:
+    """An error of another library, as part of a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Any | None]:
@@ -139,9 +158,10 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Any | None
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+        with _quiet():
+            model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
     except Exception as error:  # the reader raises plain ValueError, KeyError and struct errors alike
-        raise RCDError(f"the GGUF file {path} cannot be read ({error}).") from error
+        raise RCDError(f"the GGUF file {path} cannot be read ({first_line(error)}).") from error
     config = model.config.to_dict()
     config.pop("quantization_config", None)
     state = dict(model.state_dict())

@@ -1,0 +1,161 @@
+"""The command line as a user meets it: in a process of its own, its output piped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import rcd
+from rcd.cli.main import app, main
+from rcd.models.toy import toy, toy_tokenizer
+
+
+def run(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rcd.cli.main", *args], input=stdin, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("cli") / "model"
+    rcd.Pipeline(toy("sdar", seed=2, spread=6.0, tokenizer=toy_tokenizer(128))).save(path)
+    return str(path)
+
+
+def main_in_process(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """`main` itself, quicker than a process; returns the exit code."""
+    monkeypatch.setattr(sys, "argv", ["rcd", *args])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(str(caught.value.code))
+
+
+def call(*args: str) -> tuple[int, str, BaseException | None]:
+    """In this process, which is quicker; an RCDError is what `main` turns into exit code 2."""
+    result = CliRunner().invoke(app, list(args))
+    return result.exit_code, result.output, result.exception
+
+
+FULL = (
+    "--carry residual --alpha entropy --start zero --t-res 1.0 --threshold 0.85 --block-length 32 "
+    "--max-new-tokens 24 --temperature 0 --seed 0 --json"
+).split()
+
+
+def test_generate_prints_one_json_object(folder: str) -> None:
+    done = run("generate", "the old fox", "--model", folder, *FULL)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert set(result) == {
+        "text", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "seconds",
+        "stop_reason",
+    }  # fmt: skip
+    assert result["tokens_per_step"] == pytest.approx(result["tokens"] / result["denoising_steps"], abs=1e-3)
+
+
+def test_a_pipe_gets_the_text_alone_and_the_figures_go_to_stderr(folder: str) -> None:
+    done = run("generate", "-", "--model", folder, "--max-new-tokens", "8", stdin="the old fox")
+    assert done.returncode == 0, done.stderr
+    text = rcd.load(folder, device="cpu").generate("the old fox", rcd.DecodeConfig(max_new_tokens=8)).texts[0]
+    assert done.stdout.strip() == text.strip()
+    assert "denoising step" in done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_the_command_and_the_api_agree(folder: str) -> None:
+    code, output, _ = call("generate", "the old fox", "--model", folder, "--device", "cpu", *FULL)
+    expected = rcd.load(folder, device="cpu").generate(
+        "the old fox", rcd.DecodeConfig(carry="residual", block_length=32, max_new_tokens=24)
+    )
+    assert code == 0
+    assert json.loads(output)["text"] == expected.texts[0]
+    assert json.loads(output)["forwards"] == expected.results[0].forwards
+
+
+def test_settings_without_effect_are_said(folder: str) -> None:
+    done = run("generate", "the fox", "--model", folder, "--carry", "none", "--alpha", "entropy", "--json")
+    assert done.returncode == 0
+    assert "--alpha has no effect with --carry none" in done.stderr
+    json.loads(done.stdout)
+
+
+BAD = {
+    "missing folder": (["--model", "/no/such/folder"], "there is no folder or file"),
+    "unknown carry": (["--carry", "residul"], "did you mean 'residual'"),
+    "unknown alpha": (["--alpha", "entrpy"], "did you mean 'entropy'"),
+    "unknown start": (["--start", "hot"], "unknown start"),
+    "block length 0": (["--block-length", "0"], "block_length must be"),
+    "threshold": (["--threshold", "1.5"], "threshold must be in [0, 1]"),
+    "mask id": (["--mask-token-id", "5000"], "outside the vocabulary"),
+    "reference": (["--start", "reference"], "needs a reference model"),
+    "long": (["--max-new-tokens", "100000"], "lower max_new_tokens"),
+    "family": (["--family", "gpt"], "unknown family"),
+    "device": (["--device", "tpu7"], "cannot be used"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    folder: str, case: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags, expected = BAD[case]
+    model = [] if "--model" in flags else ["--model", folder]
+    assert main_in_process("generate", "the fox", *model, *flags, monkeypatch=monkeypatch) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert expected in err
+    assert len(err.strip().splitlines()) == 1 and err.startswith("rcd: ")
+
+
+def test_a_process_ends_with_code_2_and_no_traceback(folder: str) -> None:
+    done = run("generate", "the fox", "--model", folder, "--mask-token-id", "5000")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.strip().splitlines()) == 1 and "outside the vocabulary" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args", [["generate", "x", "--model", "m", "--no-such-flag"], ["nonsense"], ["list", "nothing"]]
+)
+def test_wrong_words_exit_with_code_2(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main_in_process(*args, monkeypatch=monkeypatch) == 2
+
+
+def test_list_names_every_part() -> None:
+    from rcd import registry
+
+    code, output, _ = call("list")
+    assert code == 0
+    for kind in registry.PARTS:
+        assert all(name in output for name in registry.names(kind))
+    assert json.loads(call("list", "carry", "--json")[1]) == {"carry": ["none", "residual"]}
+
+
+def test_info_says_what_a_checkpoint_is(folder: str) -> None:
+    code, output, _ = call("info", folder, "--json", "--check")
+    facts = json.loads(output)
+    assert code == 0
+    model = rcd.load(folder, device="cpu").model
+    assert facts["parameters"] == sum(p.numel() for p in model.parameters())
+    assert (facts["family"], facts["window"], facts["mask_token_id"]) == ("sdar", "blockwise", 125)
+    assert "finite" in facts["check"]
+
+
+def test_info_check_finds_a_damaged_tensor(folder: str, tmp_path: Path) -> None:
+    pipeline = rcd.load(folder, device="cpu")
+    pipeline.model.head.weight[0, 0] = float("nan")
+    pipeline.save(tmp_path / "bad")
+    assert call("info", str(tmp_path / "bad"))[0] == 0
+    _, _, error = call("info", str(tmp_path / "bad"), "--check")
+    assert isinstance(error, rcd.RCDError) and "lm_head.weight" in str(error)
+
+
+def test_demo_says_plainly_that_its_weights_are_random() -> None:
+    code, output, _ = call("demo", "--max-new-tokens", "32")
+    assert code == 0
+    assert "random" in output and "SeqD" in output and "RCD" in output

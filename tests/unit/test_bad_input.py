@@ -1,0 +1,271 @@
+"""Bad input gets one clear sentence that names the cause and the way out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import rcd
+from rcd.models.toy import toy, toy_tokenizer
+
+PARITY = Path(__file__).parent.parent / "fixtures" / "parity"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good checkpoint to spoil."""
+    rcd.Pipeline(toy("sdar", tokenizer=toy_tokenizer(128))).save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config.update(changes)
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+
+
+def refused(match: str, *args: Any, **kwargs: Any) -> None:
+    with pytest.raises(rcd.RCDError, match=match) as caught:
+        rcd.load(*args, device="cpu", **kwargs)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    refused("there is no folder or file", tmp_path / "nowhere")
+
+
+def test_unreachable_hub_name() -> None:
+    refused("no local folder, and the model hub did not give it", "nobody/nothing")
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    refused("no config.json", tmp_path)
+
+
+def test_config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    refused("not valid JSON", folder)
+
+
+def test_config_without_a_needed_key(folder: Path) -> None:
+    edit(folder, num_hidden_layers="many")
+    refused("config.json", folder)
+
+
+def test_unknown_family(folder: Path) -> None:
+    edit(folder, model_type="mamba")
+    refused("no known family.*sdar", folder)
+    refused("unknown family 'sdarr'.*did you mean 'sdar'", folder, family="sdarr")
+
+
+def test_missing_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    refused("has no weights", folder)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    refused("pickled weights.*safetensors", folder)
+
+
+def test_missing_shard(tmp_path: Path) -> None:
+    from rcd.models.checkpoint import save
+
+    save(toy("sdar"), tmp_path / "model", max_shard_size="40KB")
+    victim = sorted((tmp_path / "model").glob("*.safetensors"))[1]
+    victim.unlink()
+    refused(f"shard {victim.name} .* is missing", tmp_path / "model")
+
+
+@pytest.mark.parametrize("keep", [3, 200, 0.5])
+def test_truncated_safetensors(folder: Path, keep: float) -> None:
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[: keep if isinstance(keep, int) else int(len(content) * keep)])
+    refused("truncated or is no safetensors file", folder)
+
+
+def test_a_tensor_too_few_too_many_or_of_the_wrong_shape(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    save_file({k: v for k, v in state.items() if "layers.1.mlp.up" not in k}, path)
+    refused("lacks 1 tensor.*model.layers.1.mlp.up_proj.weight", folder)
+    save_file({**state, "surprise": torch.zeros(1)}, path)
+    refused("holds the tensor surprise", folder)
+    save_file({**state, "model.norm.weight": torch.zeros(3)}, path)
+    refused(r"model.norm.weight .* shape \[3\]", folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_nan_or_inf_weights_are_named(folder: Path, bad: float) -> None:
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    state["model.layers.1.mlp.up_proj.weight"][2, 3] = bad
+    save_file(state, path)
+    refused("model.layers.1.mlp.up_proj.weight .* NaN or inf", folder)
+
+
+def test_nan_logits_name_the_step() -> None:
+    checkpoint = toy("sdar")
+    with torch.no_grad():
+        checkpoint.model.head.weight[5] = float("nan")
+    with pytest.raises(rcd.RCDError, match="NaN or inf at denoising step 1 of prompt 0"):
+        rcd.Pipeline(checkpoint).generate([1, 2, 3])
+
+
+@pytest.mark.parametrize("mask", [-1, 128, 10**9])
+def test_mask_outside_the_vocabulary(folder: Path, mask: int) -> None:
+    refused("mask token id .* outside the vocabulary of 128", folder, mask_token_id=mask)
+
+
+def test_a_model_without_a_known_mask(tmp_path: Path) -> None:
+    rcd.Pipeline(toy("qwen3")).save(tmp_path / "model")
+    refused("no mask token is known.*mask_token_id", tmp_path / "model")
+
+
+def test_gguf_that_is_not_one(tmp_path: Path) -> None:
+    fake = tmp_path / "fake.gguf"
+    fake.write_bytes(b"this is no such thing")
+    refused("is not a GGUF file", fake)
+    fake.write_bytes(b"GGUF" + b"\0" * 40)
+    refused("GGUF file .* cannot be read", fake)
+
+
+def test_a_file_that_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "model.txt").write_text("hello")
+    refused("is a file; give the checkpoint's folder", tmp_path / "model.txt")
+
+
+def test_bad_rcd_json(folder: Path) -> None:
+    (folder / "rcd.json").write_text('{"carri": {}}')
+    refused("unknown key .*'carri'.*did you mean 'carry'", folder)
+    (folder / "rcd.json").write_text('{"format": 99}')
+    refused("format 99", folder)
+    (folder / "rcd.json").write_text('{"carry": {"name": "residual", "gamma": 1}}')
+    with pytest.raises(rcd.RCDError, match="unknown setting of carry 'residual' 'gamma'"):
+        rcd.load(folder, device="cpu").generate([1, 2])
+
+
+def test_unknown_device_and_dtype(folder: Path) -> None:
+    with pytest.raises(rcd.RCDError, match="device 'gpu9' cannot be used"):
+        rcd.load(folder, device="gpu9")
+    with pytest.raises(rcd.RCDError, match="unknown dtype 'int3'"):
+        rcd.load(folder, device="cpu", dtype="int3")
+
+
+def test_unknown_model_setting(folder: Path) -> None:
+    refused("unknown model setting 'mask_id'.*did you mean 'mask_token_id'", folder, mask_id=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"block_length": 0}, "block_length must be a whole number of 1 or more, not 0"),
+        ({"block_length": 2.5}, "block_length must be a whole number"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be"),
+        ({"num_inference_steps": -1}, "num_inference_steps must be"),
+        ({"threshold": 1.5}, r"threshold must be in \[0, 1\], not 1.5"),
+        ({"threshold": -0.1}, r"threshold must be in \[0, 1\]"),
+        ({"threshold": float("nan")}, r"threshold must be in \[0, 1\]"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"temperature": float("inf")}, "temperature must be"),
+        ({"top_p": 0.0}, "top_p must be"),
+        ({"top_k": -2}, "top_k must be"),
+        ({"factor": -1.0}, "factor must be"),
+        ({"carry": "residul"}, "unknown carry 'residul' .did you mean 'residual'..; choose from: none, residual"),
+        ({"commit": "all"}, "unknown commit 'all'; choose from: factor, sequential, threshold, topm"),
+        ({"window": "d3f"}, "unknown window"),
+        ({"carry_scope": "page"}, "unknown carry_scope"),
+        ({"eos_suppression": "yes"}, "unknown eos_suppression"),
+        ({"confidence": "high"}, "unknown confidence"),
+    ],
+)
+def test_bad_decode_settings(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(rcd.RCDError, match=match):
+        rcd.DecodeConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"alpha": "entrpy"}, "unknown alpha 'entrpy' .did you mean 'entropy'"),
+        ({"start": "hot"}, "unknown start 'hot'; choose from: dirichlet, reference, self, zero"),
+        ({"t_res": 0.0}, "t_res must be above 0"),
+        ({"t_res": float("nan")}, "t_res must be above 0"),
+        ({"t_res_on": "delta"}, "unknown t_res_on"),
+        ({"source": "other"}, "unknown source"),
+        ({"concentration": 0.0}, "concentration must be above 0"),
+        ({"alpha_scale": -1.0}, "alpha_scale must be"),
+        ({"alpha_value": 1.5}, "alpha_value must be"),
+    ],
+)
+def test_bad_residual_settings(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(rcd.RCDError, match=match):
+        rcd.Residual(**settings)
+
+
+@pytest.mark.parametrize("family", ["sdar", "llada"])
+def test_a_prompt_longer_than_the_context_is_refused_before_work(family: str) -> None:
+    pipeline = rcd.Pipeline(toy(family, context=64))
+    with pytest.raises(rcd.RCDError, match=r"prompt 1 has 70 tokens.*shorten the prompt"):
+        pipeline.generate([[1, 2], [3] * 70], rcd.DecodeConfig(max_new_tokens=8))
+    with pytest.raises(rcd.RCDError, match=r"prompt 0 has 40 tokens.*lower max_new_tokens to 24"):
+        pipeline.generate([3] * 40, rcd.DecodeConfig(max_new_tokens=30))
+    assert pipeline.generate([3] * 40, rcd.DecodeConfig(max_new_tokens=24)).results[0].tokens <= 24
+
+
+def test_prompts_that_cannot_be_decoded(models: dict[str, rcd.Pipeline]) -> None:
+    sdar = models["sdar"]
+    for prompts, match in (
+        ([], "no prompts"),
+        ([[]], "prompt 0 is empty"),
+        ([[1], [500]], "prompt 1 has the token id 500, outside the vocabulary"),
+        ([[1, 125]], "contains the mask token"),
+        ("text", "has no tokenizer"),
+    ):
+        with pytest.raises(rcd.RCDError, match=match):
+            sdar.generate(prompts)  # type: ignore[arg-type]
+
+
+def test_chat_without_a_template(folder: Path) -> None:
+    pipeline = rcd.load(folder, device="cpu")
+    with pytest.raises(rcd.RCDError, match="no chat template"):
+        pipeline.generate("the fox", chat=True)
+
+
+def test_a_window_that_does_not_fit_the_model(models: dict[str, rcd.Pipeline]) -> None:
+    with pytest.raises(rcd.RCDError, match=r"window 'bidirectional' does not fit.*take 'blockwise'"):
+        models["sdar"].generate([1], rcd.DecodeConfig(window="bidirectional"))
+
+
+def test_references_that_do_not_fit(tmp_path: Path, models: dict[str, rcd.Pipeline]) -> None:
+    warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"), max_new_tokens=4)
+    with pytest.raises(rcd.RCDError, match="needs a reference model"):
+        models["sdar"].generate([1, 2], warm)
+    with pytest.raises(rcd.RCDError, match="reference's attention is bidirectional"):
+        models["sdar"].generate([1, 2], warm, reference=models["llada"])
+    target = rcd.Pipeline(toy("sdar", tokenizer=toy_tokenizer(128)))
+    other = toy_tokenizer(128)
+    other.add_tokens(["extra"])
+    with pytest.raises(rcd.RCDError, match="tokenizer does not match the target's"):
+        target.generate([1, 2], warm, reference=rcd.Pipeline(toy("sdar", tokenizer=other, vocab=160)))
+
+
+def test_saving_over_something_is_refused(folder: Path) -> None:
+    before = (folder / "model.safetensors").read_bytes()
+    with pytest.raises(rcd.RCDError, match="is not empty"):
+        rcd.Pipeline(toy("sdar", seed=9)).save(folder)
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_llada_variants_that_llama_cannot_express_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(PARITY / "llada" / "model", tmp_path / "model")
+    edit(tmp_path / "model", include_qkv_bias=True)
+    refused("biases on Q, K and V", tmp_path / "model")
+    edit(tmp_path / "model", include_qkv_bias=False, block_type="sequential")
+    refused("block_type = 'sequential'", tmp_path / "model")
+    edit(tmp_path / "model", block_type="llama", d_model=...)
+    refused("lacks the key 'd_model'", tmp_path / "model")
