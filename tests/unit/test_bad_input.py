@@ -227,7 +227,7 @@ def test_prompts_that_cannot_be_decoded(models: dict[str, rcd.Pipeline]) -> None
         ("text", "has no tokenizer"),
     ):
         with pytest.raises(rcd.RCDError, match=match):
-            sdar.generate(prompts)  # type: ignore[arg-type]
+            sdar.generate(prompts)
 
 
 def test_chat_without_a_template(folder: Path) -> None:
