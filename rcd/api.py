@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from rcd import registry
 from rcd.carry.base import Carry, describe
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Finished
-from rcd.errors import RCDError
+from rcd.decode.stopping import check_prompts
+from rcd.errors import RCDError, one_of
 from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.lm import DiffusionLM, ModelSettings
+from rcd.models.settings import RCDFile
 
 Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
@@ -29,7 +31,7 @@ class Generation:
     """One prompt's answer. Every figure states what it counts."""
 
     text: str
-    """The tokens as text, without the end token; empty where the checkpoint has no tokenizer."""
+    """The tokens as text, without the end token; where the checkpoint has no tokenizer, the ids themselves."""
     ids: list[int]
     """The new tokens up to and including the end token."""
     stop_reason: str
@@ -155,7 +157,7 @@ class Pipeline:
         if resolved.carry.needs_reference:
             if reference is None:
                 raise RCDError("this carry needs a reference model; name one with reference (--reference).")
-            check_reference(self, reference)
+            check_reference(self, reference, rows, resolved)
         window = registry.get("window", resolved.window)
         generators = row_generators(len(rows), resolved.seed, generator, self.model.device)
         yield from window(self.model, reference.model if reference else None, rows, resolved, generators)
@@ -165,41 +167,57 @@ class Pipeline:
         batch = [prompts] if _is_single(prompts) else list(prompts)
         if not batch:
             raise RCDError("there are no prompts; give at least one.")
-        return [self._encode(prompt, chat) for prompt in batch]  # type: ignore[arg-type]
+        return [self._encode(prompt, chat) for prompt in batch]
 
-    def _encode(self, prompt: Prompt, chat: bool | None) -> list[int]:
-        if isinstance(prompt, Tensor):
-            return [int(token) for token in prompt.flatten()]
-        if not isinstance(prompt, str) and all(isinstance(token, int) for token in prompt):
-            return list(prompt)  # type: ignore[arg-type]
+    def _encode(self, prompt: Any, chat: bool | None) -> list[int]:
+        if hasattr(prompt, "tolist"):  # a tensor or an array
+            prompt = prompt.tolist()
+        if not isinstance(prompt, (str, list, tuple)):
+            raise RCDError(f"a prompt is a text, a list of token ids or chat messages, not {type(prompt).__name__}.")
+        if not isinstance(prompt, str) and not any(isinstance(item, dict) for item in prompt):
+            odd = [item for item in prompt if not isinstance(item, int)]
+            if odd:
+                raise RCDError(f"token ids are whole numbers, not {odd[0]!r}.")
+            return list(prompt)
         if self.tokenizer is None:
-            raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids.")
+            raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids (--ids).")
         template = bool(getattr(self.tokenizer, "chat_template", None))
         if not isinstance(prompt, str) or (template if chat is None else chat):
             if not template:
                 raise RCDError("this checkpoint's tokenizer has no chat template; give plain text (--raw).")
             messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            prompt = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return list(self.tokenizer(prompt, add_special_tokens=False)["input_ids"])
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
         return list(self.tokenizer(prompt)["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Token ids as text, special tokens left out."""
-        return "" if self.tokenizer is None else str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        """Token ids as text, special tokens left out; without a tokenizer, the ids themselves."""
+        if self.tokenizer is None:
+            return " ".join(map(str, ids))
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def generation(self, event: Finished, seconds: float) -> Generation:
         ended = event.stop_reason == "eos"
         text = self.decode(event.ids[:-1] if ended else event.ids)
         return Generation(text, event.ids, event.stop_reason, event.counts, seconds)
 
-    def save(self, folder: str | Path, *, carry: Carry | None = None, overwrite: bool = False, **rcd: Any) -> Path:
-        """Write the checkpoint back in its family's names; `carry` and further fields go to rcd.json."""
-        from dataclasses import replace
-
+    def save(
+        self,
+        folder: str | Path,
+        *,
+        carry: Carry | None = None,
+        overwrite: bool = False,
+        max_shard_size: str = "5GB",
+        **rcd: Any,
+    ) -> Path:
+        """Write the checkpoint back in its family's names; `carry` and further fields (stage, provenance, ...) go to
+        rcd.json."""
+        for name in rcd:
+            one_of("field of rcd.json", name, [f.name for f in fields(RCDFile)])
         if carry is not None:
             rcd["carry"] = describe(carry)
-        written = Checkpoint(**{**vars(self.checkpoint), "rcd": replace(self.checkpoint.rcd, **rcd)})
-        return ckpt.save(written, folder, overwrite=overwrite)
+        written = replace(self.checkpoint, rcd=replace(self.checkpoint.rcd, **rcd))
+        return ckpt.save(written, folder, overwrite=overwrite, max_shard_size=max_shard_size)
 
 
 def load(
@@ -229,33 +247,57 @@ def row_generators(
     return [torch.Generator(place).manual_seed(value) for value in seeds]
 
 
-def check_reference(target: Pipeline, reference: Pipeline) -> None:
-    """A residual is a distribution over tokens: both models must mean the same tokens by the same ids."""
-    if target.settings.attention != reference.settings.attention:
+def check_reference(target: Pipeline, reference: Pipeline, prompts: list[list[int]], config: DecodeConfig) -> None:
+    """A residual is a distribution over tokens: both models must mean the same tokens by the same ids, and the
+    reference must be able to read whatever the target writes."""
+    ours, theirs = target.settings, reference.settings
+    if ours.attention != theirs.attention:
         raise RCDError(
-            f"the reference's attention is {reference.settings.attention} and the target's "
-            f"{target.settings.attention}; a reference must be of the same kind."
+            f"the reference's attention is {theirs.attention} and the target's {ours.attention}; "
+            "a reference must be of the same kind."
         )
     if target.model.device != reference.model.device:
         raise RCDError(
             f"the reference is on {reference.model.device} and the target on {target.model.device}; load both on one."
         )
-    if target.tokenizer is not None and reference.tokenizer is not None:
-        ours, theirs = target.tokenizer.get_vocab(), reference.tokenizer.get_vocab()
-        ours.pop(getattr(target.tokenizer, "mask_token", None), None)
-        theirs.pop(getattr(reference.tokenizer, "mask_token", None), None)
-        if ours != theirs:
-            differing = next(iter({*ours.items()} ^ {*theirs.items()}))
-            raise RCDError(
-                f"the reference's tokenizer does not match the target's (they differ at {differing[0]!r}); "
-                "a reference must share the target's tokenizer."
-            )
+    if target is not reference and target.tokenizer is not None and reference.tokenizer is not None:
+        _check_tokenizers(target, reference)
+    known = ours.vocab_size if target.tokenizer is None else min(len(target.tokenizer), ours.vocab_size)
+    if theirs.vocab_size < known:
+        raise RCDError(
+            f"the reference knows {theirs.vocab_size} tokens and the target {known}; a reference must know them all."
+        )
+    if ours.mask_token_id != theirs.mask_token_id and any(theirs.mask_token_id in prompt for prompt in prompts):
+        raise RCDError(
+            f"a prompt contains the token {theirs.mask_token_id}, which is the reference's mask; take it out."
+        )
+    assert config.block_length is not None
+    try:
+        grid = config.block_length if config.window == "blockwise" else 1
+        check_prompts(prompts, replace(theirs, mask_token_id=-1), config.max_new_tokens, grid)
+    except RCDError as error:
+        raise RCDError(f"the reference cannot read this: {error}") from error
+
+
+def _check_tokenizers(target: Pipeline, reference: Pipeline) -> None:
+    """Equal vocabularies, but for the mask, which goes by its id and may be written differently."""
+    vocabularies = []
+    for each in (target, reference):
+        masks = (each.settings.mask_token_id, target.settings.mask_token_id, reference.settings.mask_token_id)
+        assert each.tokenizer is not None
+        vocabularies.append({item for item in each.tokenizer.get_vocab().items() if item[1] not in masks})
+    if vocabularies[0] != vocabularies[1]:
+        text = min(vocabularies[0] ^ vocabularies[1], key=lambda item: item[1])[0]
+        raise RCDError(
+            f"the reference's tokenizer does not match the target's (they differ at {text!r}); "
+            "a reference must share the target's tokenizer."
+        )
 
 
 def _is_single(prompts: Any) -> bool:
     """One prompt rather than a batch: a text, a flat list of ids, a 1D tensor, or one conversation."""
     if isinstance(prompts, str):
         return True
-    if isinstance(prompts, Tensor):
-        return prompts.dim() == 1
-    return len(prompts) > 0 and all(isinstance(item, (int, dict)) for item in prompts)
+    if hasattr(prompts, "tolist"):
+        return bool(prompts.ndim == 1)
+    return len(prompts) > 0 and all(isinstance(item, (int, float, dict)) for item in prompts)

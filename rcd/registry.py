@@ -22,7 +22,7 @@ PARTS: dict[str, dict[str, str]] = {
         "confidence": "rcd.residual.alpha:confidence",
         "fixed": "rcd.residual.alpha:fixed",
         "one": "rcd.residual.alpha:one",
-        "top1": "rcd.residual.alpha:normalised_entropy",
+        "top1": "rcd.residual.alpha:top1",
         "inverse_entropy": "rcd.residual.alpha:inverse_entropy",
         "inverse_confidence": "rcd.residual.alpha:inverse_confidence",
         "none": "rcd.residual.alpha:zero",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rcd import registry
-from rcd.errors import RCDError, unknown_name
+from rcd.errors import number, one_of
 from rcd.residual.alpha import weight
 from rcd.residual.context import interpolate, soft_embedding, top1_embedding
 from rcd.residual.distribution import Distribution
@@ -58,38 +57,30 @@ class Residual:
     """Algorithm 2 computes the first residual without T_res; true applies it there as well."""
     source: str = "self"
     """`self`: the residual is the model's own last prediction. `reference`: a reference model reads the current state
-    and gives the residual at every step (the setting of fig:ablation-on-alpha)."""
+    and gives the residual at every step (the setting of fig:ablation-on-alpha); the start is then never asked for."""
 
     def __post_init__(self) -> None:
-        for kind, name in (("alpha", self.alpha), ("alpha", self.top1_alpha), ("start", self.start)):
-            if name not in registry.names(kind):
-                raise unknown_name(kind, name, registry.names(kind))
-        if self.t_res_on not in ("alpha", "both"):
-            raise unknown_name("t_res_on", self.t_res_on, ("alpha", "both"))
-        if self.source not in ("self", "reference"):
-            raise unknown_name("source", self.source, ("self", "reference"))
-        if not 0 < self.t_res < math.inf:
-            raise RCDError(f"t_res must be above 0, not {self.t_res}; 1 leaves the distribution as it is.")
-        if not 0 < self.concentration < math.inf:
-            raise RCDError(f"the Dirichlet concentration must be above 0, not {self.concentration}.")
-        if not 0 <= self.alpha_scale < math.inf:
-            raise RCDError(f"alpha_scale must be 0 or more, not {self.alpha_scale}.")
-        if not 0 <= self.alpha_value <= 1:
-            raise RCDError(f"alpha_value must be in [0, 1], not {self.alpha_value}.")
+        one_of("alpha", self.alpha, registry.names("alpha"))
+        one_of("alpha", self.top1_alpha, registry.names("alpha"))
+        one_of("start", self.start, registry.names("start"))
+        one_of("t_res_on", self.t_res_on, ("alpha", "both"))
+        one_of("source", self.source, ("self", "reference"))
+        number("t_res", self.t_res, least=1e-3, why="1 leaves the distribution as it is")
+        number("concentration", self.concentration, least=1e-6)
+        number("alpha_scale", self.alpha_scale, least=0)
+        number("alpha_value", self.alpha_value, least=0, most=1)
 
     @property
     def needs_reference(self) -> bool:
         return self.source == "reference" or self.start == "reference"
 
     def start_state(self, passes: Passes, codebook_VD: Tensor) -> ResidualState:
-        """Algorithm 2, lines 2-5. The cold start stores zeros and computes nothing."""
-        batch, length, _ = passes.shape
-        if self.start == "zero":
-            return ResidualState(
-                torch.zeros(batch, length, device=passes.device),
-                torch.zeros(batch, length, codebook_VD.shape[1], device=passes.device, dtype=codebook_VD.dtype),
-            )
+        """Algorithm 2, lines 2-5."""
         p = registry.get("start", self.start)(passes, self.concentration)
+        if p is None:
+            batch, length, _ = passes.shape
+            delta = torch.zeros(batch, length, codebook_VD.shape[1], device=passes.device, dtype=codebook_VD.dtype)
+            return ResidualState(torch.zeros(batch, length, device=passes.device), delta)
         if self.t_res_at_start and self.t_res != 1.0:
             return self.residual(Distribution(p.log()), codebook_VD)
         return self._residual(p, p, codebook_VD)
@@ -97,8 +88,7 @@ class Residual:
     def refresh(self, state: ResidualState | None, passes: Passes, codebook_VD: Tensor) -> ResidualState:
         """The state that the next step sees: the start's, the last step's own, or the reference's reading of now."""
         if self.source == "reference":
-            p = passes.reference().p
-            return self._residual(p, p, codebook_VD)
+            return self.residual(passes.reference(), codebook_VD)
         return self.start_state(passes, codebook_VD) if state is None else state
 
     def inject(self, embeds_BLD: Tensor, masked_BL: Tensor, state: ResidualState) -> Tensor:

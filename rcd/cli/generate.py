@@ -38,6 +38,12 @@ def generate(
     ] = None,
     t_res: Annotated[float | None, typer.Option(help="Residual temperature.", rich_help_panel=opt.CARRY)] = None,
     t_res_on: Annotated[str | None, typer.Option(help="alpha or both.", rich_help_panel=opt.CARRY)] = None,
+    t_res_at_start: Annotated[
+        bool | None, typer.Option("--t-res-at-start", help="T_res in the start's residual.", rich_help_panel=opt.CARRY)
+    ] = None,
+    top1_alpha: Annotated[
+        str | None, typer.Option(help="The weight under --alpha top1.", rich_help_panel=opt.CARRY)
+    ] = None,
     carry_scope: Annotated[
         str, typer.Option(help="canvas or block (bidirectional models).", rich_help_panel=opt.CARRY)
     ] = "canvas",
@@ -58,6 +64,12 @@ def generate(
     eos_suppression: Annotated[
         str, typer.Option(help="none, logits or confidence (LLaDA).", rich_help_panel=opt.SAMPLING)
     ] = "none",
+    eos_early_stop: Annotated[
+        bool, typer.Option(help="Stop once the text is settled.", rich_help_panel=opt.SAMPLING)
+    ] = True,
+    confidence: Annotated[
+        str | None, typer.Option(help="tempered or untempered; by default as the family.", rich_help_panel=opt.SAMPLING)
+    ] = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="Wrap the prompt in the chat template, if there is one.")
     ] = None,
@@ -69,6 +81,8 @@ def generate(
     mask_token_id: opt.MaskId = None,
     eos_token_id: opt.EosId = None,
     attention: opt.Attention = None,
+    shift: opt.Shift = None,
+    revision: opt.Revision = None,
 ) -> None:
     """Decode PROMPT with a diffusion language model."""
     from rcd.api import load
@@ -78,27 +92,30 @@ def generate(
     common = dict(
         max_new_tokens=max_new_tokens, block_length=block_length, num_inference_steps=num_inference_steps,
         carry_scope=carry_scope, commit=commit, threshold=threshold, factor=factor, temperature=temperature,
-        top_k=top_k, top_p=top_p, seed=seed, eos_suppression=eos_suppression,
+        top_k=top_k, top_p=top_p, seed=seed, eos_suppression=eos_suppression, eos_early_stop=eos_early_stop,
+        confidence=confidence,
     )  # fmt: skip
     settings = dict(
         alpha=alpha, alpha_scale=alpha_scale, alpha_value=alpha_value, start=start, concentration=concentration,
-        source=source, t_res=t_res, t_res_on=t_res_on,
+        source=source, t_res=t_res, t_res_on=t_res_on, t_res_at_start=t_res_at_start, top1_alpha=top1_alpha,
     )  # fmt: skip
     # flags are checked before a large model is read
     DecodeConfig(**common)  # type: ignore[arg-type]
     opt.carry_of(carry, None, settings)
     tokens = _parse_ids(question) if ids else None
 
-    loading = dict(device=device, dtype=dtype, family=family)
     pipeline = load(
-        model, **loading, mask_token_id=mask_token_id, eos_token_ids=eos_token_id or None, attention=attention
-    )
+        model, device=device, dtype=dtype, family=family, revision=revision, mask_token_id=mask_token_id,
+        eos_token_ids=eos_token_id or None, attention=attention, shift=shift,
+    )  # fmt: skip
     second = load(reference, device=device, dtype=dtype) if reference else None
     chosen, idle = opt.carry_of(carry, pipeline.checkpoint.rcd.carry, settings)
+    config = pipeline.resolve(DecodeConfig(**common, carry=chosen))  # type: ignore[arg-type]
     if idle:
         flags = ", ".join("--" + name.replace("_", "-") for name in idle)
-        print(f"rcd: note: {flags} has no effect with --carry none", file=sys.stderr)
-    config = pipeline.resolve(DecodeConfig(**common, carry=chosen))  # type: ignore[arg-type]
+        print(f"rcd: note: {flags}: no effect with --carry none", file=sys.stderr)
+    if second is not None and not config.carry.needs_reference:  # type: ignore[union-attr]
+        print("rcd: note: --reference: no effect without --start reference or --source reference", file=sys.stderr)
     encoded = pipeline.encode(tokens if tokens is not None else question, chat)
 
     if as_json:
@@ -112,7 +129,7 @@ def generate(
     done = follow(pipeline, pipeline.stream(encoded, config, reference=second))
     result = pipeline.generation(done, time.perf_counter() - began)
     if not sys.stdout.isatty():
-        print(result.text if pipeline.tokenizer is not None else " ".join(map(str, result.ids)))
+        print(result.text)
     print(summary(result), file=sys.stderr)
 
 

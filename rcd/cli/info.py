@@ -17,12 +17,20 @@ def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     family: opt.Family = None,
     mask_token_id: opt.MaskId = None,
+    eos_token_id: opt.EosId = None,
+    attention: opt.Attention = None,
+    shift: opt.Shift = None,
+    revision: opt.Revision = None,
 ) -> None:
     """Say what a checkpoint is and how it will be decoded."""
     from rcd.models.checkpoint import load, open_checkpoint
     from rcd.models.source import shapes
 
-    opened = open_checkpoint(model, family=family, mask_token_id=mask_token_id)
+    chosen: dict[str, Any] = dict(
+        family=family, revision=revision, mask_token_id=mask_token_id, eos_token_ids=eos_token_id or None,
+        attention=attention, shift=shift,
+    )  # fmt: skip
+    opened = open_checkpoint(model, **chosen)
     if opened.path.is_dir():
         tensors = [(math.prod(shape), dtype) for _, shape, dtype in shapes(opened.path)]
     else:
@@ -52,7 +60,7 @@ def info(
         "provenance": rcd.provenance,
     }
     if check:
-        load(model, family=family, mask_token_id=mask_token_id, device="cpu", dtype=None)
+        load(model, device="cpu", **chosen)
         facts["check"] = "every tensor is there, of the right shape and finite"
     if as_json:
         print(json.dumps(facts))

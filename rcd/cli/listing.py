@@ -41,12 +41,6 @@ def _first_sentence(kind: str, name: str) -> str:
     if kind == "family":
         start = "; causal, the start of an adaptation" if part.causal else ""
         return f"{part.attention} attention on {part.backbone}{start}"
-    if (kind, name) == ("alpha", "top1"):
-        return "The entropy weight on the top token's embedding alone: variant (5)."
-    if (kind, name) == ("window", "blockwise"):
-        return "One cached block at a time on an absolute grid (SDAR)."
-    if (kind, name) == ("window", "bidirectional"):
-        return "The whole canvas at every step, in blocks or at once (LLaDA, Dream)."
     documented = inspect.getmodule(part) if kind == "carry" else part
     text = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
     return text

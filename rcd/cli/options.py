@@ -24,6 +24,10 @@ EosId = Annotated[
 Attention = Annotated[
     str | None, typer.Option(help="block_causal or bidirectional, for a causal start.", rich_help_panel=LOADING)
 ]
+Shift = Annotated[
+    int | None, typer.Option(help="1: outputs predict one position to the right.", rich_help_panel=LOADING)
+]
+Revision = Annotated[str | None, typer.Option(help="Of a hub name: branch or commit.", rich_help_panel=LOADING)]
 
 
 def carry_of(name: str | None, trained: dict[str, Any] | None, given: dict[str, Any]) -> tuple[Carry | None, list[str]]:

@@ -29,7 +29,7 @@ def decode(
     config: DecodeConfig,
     generators: list[torch.Generator],
 ) -> Iterator[Event]:
-    """Events of a batch of prompts; `config` is resolved."""
+    """The whole canvas at every step, in blocks or at once (LLaDA, Dream)."""
     model, new, device, b = target.settings, config.max_new_tokens, target.device, config.block_length
     assert b is not None
     eos = model.eos_token_ids

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Finished, Step
-from rcd.decode.lanes import Run
+from rcd.decode.lanes import Run, prefill_piece
 from rcd.decode.step import check_finite, denoise
 from rcd.decode.stopping import check_prompts, cut, is_end, unsettled
 from rcd.diffusion.commit import quota
@@ -62,7 +62,7 @@ def decode(
     config: DecodeConfig,
     generators: list[torch.Generator],
 ) -> Iterator[Event]:
-    """Events of a batch of prompts; `config` is resolved."""
+    """One cached block at a time on an absolute grid (SDAR)."""
     b, model, device = config.block_length, target.settings, target.device
     assert b is not None
     eos, mask, limit = model.eos_token_ids, model.mask_token_id, config.max_new_tokens
@@ -74,7 +74,8 @@ def decode(
     for lane, kind, _ in run.lanes:
         if grid.prefilled:
             lane.prefill(grid.ids[:, : grid.prefilled], grid.position[:, : grid.prefilled], b)
-            run.ledger.count(kind, (row for row in rows if len(prompts[row]) >= b))
+            for row in rows:
+                run.ledger.count(kind, [row], passes=-(-(len(prompts[row]) // b * b) // prefill_piece(b)))
 
     for start in range(grid.prefilled, grid.ids.shape[1], b):
         window, end = slice(start, start + b), start + b

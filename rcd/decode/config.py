@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +9,7 @@ from rcd import registry
 from rcd.carry.base import Carry, make
 from rcd.diffusion.commit import CommitSettings
 from rcd.diffusion.sampling import SamplingSettings
-from rcd.errors import RCDError, unknown_name
+from rcd.errors import RCDError, number, one_of, whole
 from rcd.models.lm import ModelSettings
 
 EOS_SUPPRESSION = ("none", "logits", "confidence")
@@ -53,39 +52,35 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "block_length", "num_inference_steps"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise RCDError(f"{name} must be a whole number of 1 or more, not {value!r}.")
-        for kind, part in (("commit", self.commit), ("window", self.window), ("carry", self.carry)):
-            if isinstance(part, str) and part not in registry.names(kind):
-                raise unknown_name(kind, part, registry.names(kind))
-        for kind, name, choices in (
-            ("eos_suppression", self.eos_suppression, EOS_SUPPRESSION),
-            ("carry_scope", self.carry_scope, SCOPES),
-            ("confidence", self.confidence or "tempered", ("tempered", "untempered")),
-        ):
-            if name not in choices:
-                raise unknown_name(kind, name, choices)
-        if not 0.0 <= self.threshold <= 1.0:
-            raise RCDError(f"the threshold must be in [0, 1], not {self.threshold}; 1 commits one token a step.")
-        if not 0.0 <= self.factor < math.inf:
-            raise RCDError(f"the factor must be 0 or more, not {self.factor}.")
-        if not 0.0 <= self.temperature < math.inf:
-            raise RCDError(f"the temperature must be 0 (greedy) or more, not {self.temperature}.")
-        if not 0.0 < self.top_p <= 1.0:
-            raise RCDError(f"top_p must be in (0, 1], not {self.top_p}; 1 keeps every token.")
-        if self.top_k < 0:
-            raise RCDError(f"top_k must be 0 (off) or more, not {self.top_k}.")
+            if getattr(self, name) is not None or name == "max_new_tokens":
+                whole(name, getattr(self, name), least=1)
+        whole("seed", self.seed, least=0, most=2**63 - 1)
+        whole("top_k", self.top_k, least=0)
+        one_of("commit", self.commit, registry.names("commit"))
+        one_of("window", self.window or "blockwise", registry.names("window"))
+        one_of("eos_suppression", self.eos_suppression, EOS_SUPPRESSION)
+        one_of("carry_scope", self.carry_scope, SCOPES)
+        one_of("confidence", self.confidence or "tempered", ("tempered", "untempered"))
+        if isinstance(self.carry, str):
+            one_of("carry", self.carry, registry.names("carry"))
+        elif self.carry is not None and (isinstance(self.carry, type) or not hasattr(self.carry, "refresh")):
+            raise RCDError(f"carry must be a name or a carry such as Residual(), not {self.carry!r}.")
+        number("threshold", self.threshold, least=0, most=1, why="1 commits one token a step")
+        number("factor", self.factor, least=0)
+        number("top_p", self.top_p, least=1e-6, most=1, why="1 keeps every token")
+        number("temperature", self.temperature, least=0, why="0 is greedy")
+        if 0 < self.temperature < 1e-3:
+            raise RCDError(f"a temperature of {self.temperature} overflows; take 0 (greedy) or 0.001 and more.")
 
     def resolved(self, model: ModelSettings, trained: dict[str, Any] | None = None) -> DecodeConfig:
         """The same with every None filled from the checkpoint; `trained` is rcd.json's carry."""
         carry = self.carry
+        own = dict(trained or {"name": "none"})
+        name = own.pop("name")
         if carry is None:
-            own = dict(trained or {"name": "none"})
-            carry = make(own.pop("name"), own)
+            carry = make(name, own)
         elif isinstance(carry, str):
-            own = dict(trained or {})
-            carry = make(carry, own if own.pop("name", None) == carry else None)
+            carry = make(carry, own if carry == name else None)
         window = self.window or model.window
         if window != model.window:
             raise RCDError(

@@ -31,7 +31,8 @@ class Step:
     confidence: Tensor
     """[R, L] the probability of the draft; nan where nothing was predicted."""
     alpha: Tensor | None
-    """[R, L] the weight with which each position's residual enters the next step; None without a residual."""
+    """[R, L] the weight of each position's residual: that with which it enters the next step (with a reference at every
+    step, that with which it entered this one); None without a residual."""
 
     def of(self, keep: list[bool]) -> Step:
         """The event of some of its rows."""

@@ -7,7 +7,7 @@ Shapes: B rows, Q window, K keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,13 +33,18 @@ class Ledger:
     def __init__(self, rows: int):
         self._counts = [Counts() for _ in range(rows)]
 
-    def count(self, kind: str, rows: Iterable[int]) -> None:
+    def count(self, kind: str, rows: Iterable[int], passes: int = 1) -> None:
         for row in rows:
             old = self._counts[row]
-            self._counts[row] = Counts(**{**vars(old), kind: getattr(old, kind) + 1})
+            self._counts[row] = replace(old, **{kind: getattr(old, kind) + passes})
 
     def __getitem__(self, row: int) -> Counts:
         return self._counts[row]
+
+
+def prefill_piece(block_length: int) -> int:
+    """Slots of one prefill pass: whole blocks."""
+    return max(1, PREFILL_SLOTS // block_length) * block_length
 
 
 class Lane:
@@ -57,7 +62,7 @@ class Lane:
     def prefill(self, ids_BQ: Tensor, position_BQ: Tensor, block_length: int) -> None:
         """Store the prompt's whole blocks, under the block-causal mask, in pieces that bound the mask's memory."""
         assert self.cache is not None
-        piece = max(1, PREFILL_SLOTS // block_length) * block_length
+        piece = prefill_piece(block_length)
         for start in range(0, ids_BQ.shape[1], piece):
             query, key = position_BQ[:, start : start + piece], position_BQ[:, : start + piece]
             view = View(query.clamp_min(0), block_causal(query, key, block_length), self.cache, NOTHING)
@@ -71,9 +76,11 @@ class Lane:
         self.cache.advance(ids_BQ.shape[1])
 
     def forward(self, ids_BQ: Tensor, view: View) -> Prediction:
-        """A plain pass, nothing injected; the mask is this model's own."""
+        """A plain pass, nothing injected. The mask is this model's own, and so is the vocabulary: an id of the other's
+        padding, which is no token, is read as the last one."""
         own = self.model.settings.mask_token_id
         ids = ids_BQ if own == self._mask else torch.where(ids_BQ == self._mask, own, ids_BQ)
+        ids = ids.clamp_max(self.model.settings.vocab_size - 1)
         prediction: Prediction = self.model(ids, view)
         return prediction
 
@@ -141,12 +148,17 @@ class Run:
 
     def _own(self, ids_BQ: Tensor, view: View, counted: Sequence[int]) -> Distribution:
         self.ledger.count("start", counted)
-        return self.rules.distribution(self.target.forward(ids_BQ, view).logits)
+        return self._checked(self.target.forward(ids_BQ, view).logits, "the target's start pass")
 
     def _refer(self, ids_BQ: Tensor, view: View, counted: Sequence[int]) -> Distribution:
-        if self.reference is None:
-            raise RCDError("this carry needs a reference model; name one with reference (--reference).")
+        assert self.reference is not None, "a carry that asks for a reference says so in needs_reference"
         self.ledger.count("reference", counted)
         seen = View(view.position_ids, view.attention, self.reference.cache, view.predict)
         logits = self.reference.forward(ids_BQ, seen).logits
-        return self.rules.distribution(align_vocabulary(logits, self.target.model.settings.vocab_size))
+        return self._checked(align_vocabulary(logits, self.target.model.settings.vocab_size), "the reference")
+
+    def _checked(self, logits: Tensor, whose: str) -> Distribution:
+        predicted = self.rules.distribution(logits)
+        if not bool(torch.isfinite(predicted.normaliser).all()):
+            raise RCDError(f"the logits of {whose} are NaN or inf; try float32, and check it with `rcd info --check`.")
+        return predicted

@@ -78,7 +78,9 @@ def denoise(
     offered = confidence.masked_fill(~candidates_BP, float("-inf"))
     committed = rules.commit(offered, quota_B, rules.commit_settings)
     after = rules.carry.update(state, predicted, prediction.hidden, model.codebook)
-    return Outcome(token, confidence, committed, torch.isfinite(predicted.normaliser).all(-1), after)
+    # a confidence that is no number would never commit; the normaliser also sees what no candidate does
+    finite = torch.isfinite(predicted.normaliser).all(-1) & torch.isfinite(confidence).all(-1)
+    return Outcome(token, confidence, committed, finite, after)
 
 
 def check_finite(outcome: Outcome, open_B: Tensor, rows: Sequence[int], numbers: Sequence[int]) -> None:
@@ -88,5 +90,5 @@ def check_finite(outcome: Outcome, open_B: Tensor, rows: Sequence[int], numbers:
         k = int(bad.nonzero()[0])
         raise RCDError(
             f"the model's logits are NaN or inf at denoising step {numbers[k]} of prompt {rows[k]}; "
-            "try float32 (--dtype float32), and check the checkpoint with `rcd info`."
+            "try float32 (--dtype float32), and check the checkpoint with `rcd info --check`."
         )

@@ -51,7 +51,7 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: ModelSettings, new_to
         total = -(-(len(prompt) + new_tokens) // block_length) * block_length
         if total > model.context_length:
             room = model.context_length // block_length * block_length - len(prompt)
-            way_out = f"lower max_new_tokens to {room} or less" if room > 0 else "shorten the prompt"
+            way_out = f"lower max_new_tokens to {room} or less" if room > 0 else "shorten the prompt (or the blocks)"
             raise RCDError(
                 f"prompt {number} has {len(prompt)} tokens and with {new_tokens} new ones needs {total} positions, "
                 f"but the model has {model.context_length}; {way_out}."

@@ -48,7 +48,7 @@ def filter_top_p(logits: Tensor, p: float) -> Tensor:
         return logits
     ordered, order = logits.sort(dim=-1, descending=True)
     probabilities = ordered.softmax(-1)
-    outside = probabilities.cumsum(-1) - probabilities > p
+    outside = probabilities.cumsum(-1) - probabilities >= p
     outside[..., 0] = False
     return logits.masked_fill(torch.zeros_like(outside).scatter_(-1, order, outside), NEVER)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rcd import registry
 from rcd.diffusion.attention import ATTENTION
-from rcd.errors import RCDError, unknown_name
+from rcd.errors import RCDError, unknown_name, whole
 from rcd.models import source as src
 from rcd.models.family import FamilySpec
 from rcd.models.lm import DiffusionLM, ModelSettings
@@ -24,6 +24,7 @@ from rcd.models.settings import RCD_JSON, RCDFile, resolve
 
 MASK_TEXT = "<|MASK|>"
 MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -47,8 +48,8 @@ def pick_device(device: str | torch.device | None = "auto") -> torch.device:
         return torch.device(name)
     try:
         chosen = torch.device(device)
-        torch.empty(0, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=chosen).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
         raise RCDError(f"the device {str(device)!r} cannot be used here; take auto, cpu, cuda or mps.") from error
     return chosen
 
@@ -100,12 +101,14 @@ def open_checkpoint(
         named = src.tensors(path)
     spec = find_family(family or rcd.family, config, path)
     mask, added = choose_mask(spec, config, rcd, overrides, tokenizer)
-    settings, backbone_config = _prepare(spec, config, generation, rcd, overrides, mask, grow=added)
+    settings, backbone_config = _prepare(spec, config, generation, rcd, overrides, tokenizer, mask, grow=added)
     if added:
         config = {**config, "vocab_size": settings.vocab_size}
     if spec.causal:
-        rcd = replace(rcd, family=spec.name, provenance={"adapted_from": path.name, **rcd.provenance})
-    rcd = replace(rcd, **_changed(settings, spec, overrides))
+        rcd = replace(rcd, provenance={"adapted_from": path.name, **rcd.provenance})
+    rcd = replace(
+        rcd, **changed_settings(settings, spec, overrides, own_type=str(config.get("model_type", "")).lower())
+    )
     return Opened(path, spec, settings, backbone_config, config, rcd, tokenizer, named, added)
 
 
@@ -165,6 +168,7 @@ def _prepare(
     generation: dict[str, Any],
     rcd: RCDFile,
     overrides: dict[str, Any],
+    tokenizer: Any | None,
     mask: int | None,
     grow: bool,
 ) -> tuple[ModelSettings, dict[str, Any]]:
@@ -181,7 +185,8 @@ def _prepare(
         rcd,
         overrides,
         vocab_size=backbone_config["vocab_size"],
-        context_length=backbone_config.get("max_position_embeddings", 2048),
+        context_length=whole("the context length", backbone_config.get("max_position_embeddings", 2048), least=1),
+        tokenizer=tokenizer,
         tokenizer_mask=mask,
     )
     return settings, backbone_config
@@ -190,25 +195,23 @@ def _prepare(
 def build(
     spec: FamilySpec, settings: ModelSettings, backbone_config: dict[str, Any], device: str | torch.device = "meta"
 ) -> DiffusionLM:
-    """The empty model: backbone without its own embedding layer's surprises, head, and our attention."""
+    """The empty model: the stock backbone with our attention, and a head."""
     import transformers
 
     try:
         config = getattr(transformers, f"{spec.backbone}Config")(**backbone_config)
+        config._attn_implementation = ATTENTION
+        with torch.device(device):
+            backbone = getattr(transformers, f"{spec.backbone}Model")(config)
+            head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        # RoPE's tables are computed, not stored: never leave them on the meta device
+        backbone.rotary_emb = type(backbone.rotary_emb)(config=config)
     except Exception as error:  # whatever the configuration's own checks raise
         reason = src.first_line(error)
         raise RCDError(
             f"config.json of this {spec.name} checkpoint has a value that does not fit ({reason})."
         ) from error
-    config._attn_implementation = ATTENTION
-    with torch.device(device):
-        backbone = getattr(transformers, f"{spec.backbone}Model")(config)
-        head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-    # RoPE's tables are computed, not stored: never leave them on the meta device
-    backbone.rotary_emb = type(backbone.rotary_emb)(config=config)
-    backbone.embed_tokens.padding_idx = None
-    model = DiffusionLM(spec, settings, backbone, head)
-    return model.eval()
+    return DiffusionLM(spec, settings, backbone, head).eval()
 
 
 def _fill(
@@ -237,6 +240,10 @@ def _fill(
                 f"the tensor {name} of {path} has shape {list(tensor.shape)}, "
                 f"but its config.json means {list(wanted[ours])}."
             )
+        if tensor.dtype not in FLOATS:
+            raise RCDError(
+                f"the tensor {name} of {path} is {tensor.dtype}; quantised weights are not read, only floats."
+            )
         check_finite(tensor, name, path)
         stored[name] = tensor.dtype
         state[ours] = tensor.to(device=device, dtype=pick_dtype(dtype, tensor.dtype, device))
@@ -251,11 +258,11 @@ def _fill(
     else:
         tied = False
     missing = [name for name in wanted if name not in state]
-    if missing:
+    if missing or embeddings is None:
         raise RCDError(
             f"{path} lacks {len(missing)} tensor(s) of the family {spec.name}, first {spec.from_stock(missing[0])}."
         )
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict({name: tensor.to(embeddings.dtype) for name, tensor in state.items()}, assign=True)
     if tied:
         model.head.weight = model.backbone.embed_tokens.weight  # type: ignore[assignment, union-attr]
     model.backbone.rotary_emb.to(device)
@@ -279,11 +286,15 @@ def check_finite(tensor: Tensor, name: str, path: Path) -> None:
         raise RCDError(f"the tensor {name} of {path} holds NaN or inf; the checkpoint is damaged.")
 
 
-def _changed(settings: ModelSettings, spec: FamilySpec, overrides: dict[str, Any]) -> dict[str, Any]:
+def changed_settings(
+    settings: ModelSettings, spec: FamilySpec, overrides: dict[str, Any], own_type: str = ""
+) -> dict[str, Any]:
     """What rcd.json must say so that the next load comes to the same settings without the overrides."""
     changed: dict[str, Any] = {key: getattr(settings, key) for key in overrides}
     if spec.causal:
         changed |= {key: getattr(settings, key) for key in ("mask_token_id", "block_length", "attention")}
+    if spec.causal or own_type != spec.name:
+        changed["family"] = spec.name
     if "eos_token_ids" in changed:
         changed["eos_token_ids"] = list(changed["eos_token_ids"])
     return changed
@@ -299,13 +310,22 @@ def save(checkpoint: Checkpoint, folder: str | Path, *, overwrite: bool = False,
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
         raise RCDError(f"{target} is not empty; choose another folder or allow it to be overwritten.")
-    target.parent.mkdir(parents=True, exist_ok=True)
     spec, state = checkpoint.model.spec, checkpoint.model.state_dict()
     stored = checkpoint.stored or {spec.from_stock(name): tensor.dtype for name, tensor in state.items()}
-    out = {name: state[spec.to_stock(name)].detach().to("cpu", dtype).contiguous() for name, dtype in stored.items()}
+    out = {}
+    for name, dtype in stored.items():
+        tensor = state[spec.to_stock(name)].detach()
+        # as on disk, unless the model was loaded narrower: then what is left of the precision is what is written
+        out[name] = tensor.to("cpu", dtype if dtype.itemsize <= tensor.dtype.itemsize else tensor.dtype).contiguous()
     if len({tensor.data_ptr() for tensor in out.values()}) < len(out):
         out = {name: tensor.clone() for name, tensor in out.items()}
-    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise RCDError(
+            f"nothing can be written to {target.parent} ({error.strerror}); choose another folder."
+        ) from error
     try:
         if checkpoint.folder is not None:
             _copy_side_files(checkpoint.folder, scratch)
@@ -318,16 +338,17 @@ def save(checkpoint: Checkpoint, folder: str | Path, *, overwrite: bool = False,
         if target.exists():
             shutil.rmtree(target)
         scratch.rename(target)
-    except BaseException:
+    except OSError as error:
+        raise RCDError(f"writing {target} failed ({error.strerror or error}); nothing was changed.") from error
+    finally:
         shutil.rmtree(scratch, ignore_errors=True)
-        raise
     return target
 
 
 def _copy_side_files(source: Path, target: Path) -> None:
     """Everything beside the weights travels along as it is (the tokenizer, the family's own code as plain files)."""
-    skipped = (src.INDEX, "config.json", RCD_JSON)
+    weights = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
     for path in sorted(source.iterdir()):
-        wanted = path.suffix in (".json", ".txt", ".model", ".jinja", ".py", ".md") or path.name.startswith("LICENSE")
-        if path.is_file() and wanted and path.name not in skipped:
+        own = path.name in ("config.json", RCD_JSON) or path.name.startswith(".")
+        if path.is_file() and not own and not path.name.endswith(weights):
             shutil.copyfile(path, target / path.name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rcd.errors import RCDError
+from rcd.errors import RCDError, whole
 from rcd.models.family import BIDIRECTIONAL, BLOCK_CAUSAL, FamilySpec
 
 # Hugging Face's own layout: `model.` is the backbone, `lm_head` the head.
@@ -16,25 +16,30 @@ _STOCK_NAMES = (("model.", "backbone."), ("lm_head.", "head."))
 
 _SHARED_KEYS = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
-    "hidden_act max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias mlp_bias initializer_range "
-    "pad_token_id"
+    "hidden_act max_position_embeddings rms_norm_eps tie_word_embeddings attention_bias mlp_bias initializer_range"
 ).split()
+
+
+_REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
 def _stock_config(config: dict[str, Any]) -> dict[str, Any]:
     """Keys that the stock configurations share with SDAR's and Dream's."""
+    for key in _REQUIRED:
+        whole(f"{key} in config.json", config[key], least=1)
     kept = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
     kept["rope_parameters"] = _rope(config)
     if config.get("use_sliding_window"):
         raise RCDError("this checkpoint uses sliding-window attention, which diffusion decoding does not support.")
-    if kept.get("pad_token_id", 0) >= kept.get("vocab_size", 1):
-        del kept["pad_token_id"]
     return kept
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
     """RoPE settings in either of transformers' spellings: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, dict):
+        raise RCDError(f"config.json has RoPE settings that are no JSON object: {parameters!r}.")
+    parameters = dict(parameters)
     parameters["rope_type"] = parameters.pop("type", None) or parameters.get("rope_type") or "default"
     parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
     return parameters
@@ -57,6 +62,8 @@ def _llada_config(config: dict[str, Any]) -> dict[str, Any]:
         raise RCDError("this LLaDA checkpoint groups its blocks (block_group_size > 1), which is not supported.")
     if bool(config.get("include_qkv_bias")):
         raise RCDError("this LLaDA checkpoint has biases on Q, K and V, which the Llama backbone does not have.")
+    for key in ("d_model", "n_heads", "n_layers", "vocab_size"):
+        whole(f"{key} in config.json", config[key], least=1)
     width, heads = config["d_model"], config["n_heads"]
     return {
         "vocab_size": config.get("embedding_size") or config["vocab_size"],

@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rcd.errors import RCDError, unknown_name
-from rcd.models.family import ATTENTIONS, FamilySpec
+from rcd.carry.base import make
+from rcd.errors import RCDError, one_of, whole
+from rcd.models.family import ATTENTIONS, BLOCK_CAUSAL, FamilySpec
 from rcd.models.lm import ModelSettings
 
 RCD_JSON = "rcd.json"
@@ -39,12 +40,24 @@ class RCDFile:
         if not path.is_file():
             return cls()
         content = read_json(path)
-        fields = [f.name for f in dataclasses.fields(cls)]
-        for key in content:
-            if key not in fields:
-                raise unknown_name(f"key of {path}", key, fields)
+        kinds = {
+            "family": str,
+            "attention": str,
+            "eos_token_ids": list,
+            "carry": dict,
+            "stage": str,
+            "provenance": dict,
+        }
+        for key, value in content.items():
+            one_of(f"key of {path}", key, [f.name for f in dataclasses.fields(cls)])
+            if not isinstance(value, kinds.get(key, int)):
+                raise RCDError(f"{path} has {key} = {value!r}, which is no {kinds.get(key, int).__name__}.")
         if content.get("format", FORMAT) != FORMAT:
             raise RCDError(f"{path} has format {content['format']}, and this version reads format {FORMAT}.")
+        carry = dict(content.get("carry") or {"name": "none"})
+        if "name" not in carry:
+            raise RCDError(f'{path} has a carry without a name; write for example {{"name": "residual"}}.')
+        make(carry.pop("name"), carry)
         return cls(**content)
 
     def write(self, folder: Path) -> None:
@@ -71,17 +84,25 @@ def resolve(
     *,
     vocab_size: int,
     context_length: int,
+    tokenizer: Any | None = None,
     tokenizer_mask: int | None = None,
 ) -> ModelSettings:
     def first(*values: Any) -> Any:
         return next((value for value in values if value is not None), None)
 
+    def token(what: str, value: Any) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < vocab_size:
+            raise RCDError(
+                f"the {what} token id {value!r} is outside the vocabulary of {vocab_size} tokens; {way_out}."
+            )
+        return value
+
     for key in overrides:
-        if key not in OVERRIDABLE:
-            raise unknown_name("model setting", key, OVERRIDABLE)
+        one_of("model setting", key, OVERRIDABLE)
     attention = first(overrides.get("attention"), rcd.attention, spec.attention)
-    if attention not in ATTENTIONS:
-        raise unknown_name("attention", attention, ATTENTIONS)
+    one_of("attention", attention, ATTENTIONS)
+
+    way_out = "name the right one with mask_token_id (--mask-token-id)"
     mask = first(
         overrides.get("mask_token_id"),
         rcd.mask_token_id,
@@ -90,16 +111,15 @@ def resolve(
         spec.mask_token_id,
     )
     if mask is None:
-        raise RCDError("no mask token is known for this checkpoint; name its id with mask_token_id (--mask-token-id).")
-    if not 0 <= mask < vocab_size:
-        raise RCDError(
-            f"the mask token id {mask} is outside the vocabulary of {vocab_size} tokens; "
-            "name the right one with mask_token_id (--mask-token-id)."
-        )
-    eos = tuple(first(overrides.get("eos_token_ids"), rcd.eos_token_ids, _own_eos(spec, config, generation)))
-    for token in eos:
-        if not 0 <= token < vocab_size:
-            raise RCDError(f"the end token id {token} is outside the vocabulary of {vocab_size} tokens.")
+        raise RCDError(f"no mask token is known for this checkpoint; {way_out}.")
+    mask = token("mask", mask)
+
+    way_out = "name the right ones with eos_token_ids (--eos-token-id)"
+    ends = first(overrides.get("eos_token_ids"), rcd.eos_token_ids, _own_eos(spec, config, generation, tokenizer))
+    eos = tuple(token("end", end) for end in ends)
+    if mask in eos:
+        raise RCDError(f"the token {mask} is named both as the mask and as an end token; {way_out}.")
+
     block = first(
         overrides.get("block_length"),
         rcd.block_length,
@@ -107,30 +127,30 @@ def resolve(
         config.get("block_length"),
         spec.block_length,
     )
-    if block is not None and (not isinstance(block, int) or block < 1):
-        raise RCDError(f"the block length must be 1 or more, not {block!r}.")
+    shift = whole("shift", first(overrides.get("shift"), rcd.shift, spec.shift), least=0, most=1)
+    if shift and attention == BLOCK_CAUSAL:
+        raise RCDError("a model that predicts one position to the right (shift 1) cannot be decoded block-causally.")
     return ModelSettings(
         family=spec.name,
         attention=attention,
         vocab_size=vocab_size,
         mask_token_id=mask,
         eos_token_ids=eos,
-        block_length=block,
+        block_length=None if block is None else whole("block_length", block, least=1),
         context_length=context_length,
-        shift=first(overrides.get("shift"), rcd.shift, spec.shift),
+        shift=shift,
         tempered_confidence=spec.tempered_confidence,
     )
 
 
-def _own_eos(spec: FamilySpec, config: dict[str, Any], generation: dict[str, Any]) -> list[int]:
-    """generation_config.json's list, else config.json's; the family's further end tokens (LLaDA's EOT, which no file
-    names) join when its first one agrees."""
-    own = generation.get("eos_token_id")
-    if own is None:
-        own = config.get("eos_token_id")
-    if own is None:
-        return list(spec.eos_token_ids)
-    listed = [int(token) for token in (own if isinstance(own, list) else [own])]
-    if spec.eos_token_ids and listed[0] == spec.eos_token_ids[0]:
-        listed += [token for token in spec.eos_token_ids if token not in listed]
-    return listed
+def _own_eos(spec: FamilySpec, config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None) -> list[Any]:
+    """generation_config.json's list, else config.json's, else the tokenizer's; the family's further end tokens (LLaDA's
+    EOT, which no file names) join when its first one agrees."""
+    for own in (generation.get("eos_token_id"), config.get("eos_token_id"), getattr(tokenizer, "eos_token_id", None)):
+        listed = own if isinstance(own, list) else [own]
+        if own is None or not listed:
+            continue
+        if spec.eos_token_ids and listed[0] == spec.eos_token_ids[0]:
+            listed = [*listed, *(token for token in spec.eos_token_ids if token not in listed)]
+        return listed
+    return list(spec.eos_token_ids)

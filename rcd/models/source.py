@@ -6,6 +6,7 @@ Only safetensors and GGUF are read. Nothing is unpickled and no code of a checkp
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +52,10 @@ def shards(folder: Path) -> dict[str, list[str] | None]:
     """Weight file -> the tensors that the index expects in it (None: whatever it holds)."""
     if (folder / INDEX).is_file():
         files: dict[str, list[str] | None] = {}
-        for tensor, file in read_json(folder / INDEX).get("weight_map", {}).items():
+        weight_map = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise RCDError(f"{folder / INDEX} has no usable weight_map; download the checkpoint again.")
+        for tensor, file in weight_map.items():
             listed = files.setdefault(file, [])
             assert listed is not None
             listed.append(tensor)
@@ -81,9 +85,9 @@ def shapes(folder: Path) -> Iterator[tuple[str, list[int], str]]:
 
 
 @contextmanager
-def _opened(folder: Path, file: str, device: torch.device | str = "cpu") -> Iterator[Any]:
+def _opened(folder: Path, file: str) -> Iterator[Any]:
     try:
-        with safe_open(folder / file, framework="pt", device=str(device)) as content:
+        with safe_open(folder / file, framework="pt") as content:
             yield content
     except (SafetensorError, OSError) as error:
         raise RCDError(
@@ -91,10 +95,10 @@ def _opened(folder: Path, file: str, device: torch.device | str = "cpu") -> Iter
         ) from error
 
 
-def tensors(folder: Path, device: torch.device | str = "cpu") -> Iterator[tuple[str, Tensor]]:
+def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the folder, in the checkpoint's own names, one at a time."""
     for file, expected in shards(folder).items():
-        with _opened(folder, file, device) as content:
+        with _opened(folder, file) as content:
             held = list(content.keys())
             for missing in sorted(set(expected or ()) - set(held)):
                 raise RCDError(f"the shard {file} of {folder} lacks the tensor {missing}; download it again.")
@@ -150,25 +154,39 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Any | None
         if file.read(4) != b"GGUF":
             raise RCDError(f"{path} is not a GGUF file: it does not begin with the letters GGUF.")
     try:
-        import gguf  # noqa: F401
+        import accelerate  # noqa: F401 (transformers' reader asks for it)
+        import gguf
     except ImportError as error:
         raise RCDError(
             "reading GGUF needs the gguf package: pip install 'residual-context-diffusion[gguf]'."
         ) from error
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     try:
+        fields = set(gguf.GGUFReader(path).fields)
         with _quiet():
-            model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                **place, dtype=torch.float32, output_loading_info=True
+            )
     except Exception as error:  # the reader raises plain ValueError, KeyError and struct errors alike
         raise RCDError(f"the GGUF file {path} cannot be read ({first_line(error)}).") from error
     config = model.config.to_dict()
     config.pop("quantization_config", None)
+    if "tokenizer.ggml.eos_token_id" not in fields:
+        config["eos_token_id"] = None  # else the architecture's default, which names an ordinary token here
     state = dict(model.state_dict())
-    if config.get("tie_word_embeddings"):
-        state.pop("lm_head.weight", None)
-    try:
-        words = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    except Exception:  # a file without a vocabulary, or with one that transformers cannot convert
-        words = None
+    tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
+    for name in tied:
+        state.pop(name, None)
+    lost = {*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])} - tied
+    if lost:
+        raise RCDError(f"the GGUF file {path} lacks {len(lost)} tensor(s), first {min(lost)}; get the file again.")
+    words = None
+    if "tokenizer.ggml.tokens" in fields:
+        try:
+            with _quiet():
+                words = AutoTokenizer.from_pretrained(**place)
+        except Exception as error:  # a vocabulary that transformers cannot convert
+            print(f"rcd: note: the tokenizer in {path} cannot be read ({first_line(error)})", file=sys.stderr)
     return config, state, words

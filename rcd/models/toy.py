@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from rcd import registry
-from rcd.models.checkpoint import Checkpoint, build, pick_device
+from rcd.models.checkpoint import Checkpoint, build, changed_settings, pick_device
 from rcd.models.family import FamilySpec
 from rcd.models.settings import RCDFile, resolve
 
@@ -90,7 +91,8 @@ def toy(
                 parameter.copy_(noise * parameter.shape[1] ** -0.5 * (spread if name == "head.weight" else 1.0))
             parameter.requires_grad_(False)
     model.to(pick_device(device))
-    return Checkpoint(model, config, tokenizer, rcd or RCDFile())
+    kept = replace(rcd or RCDFile(), **changed_settings(settings, spec, overrides, own_type=spec.name))
+    return Checkpoint(model, config, tokenizer, kept)
 
 
 WORDS = (
@@ -102,17 +104,17 @@ WORDS = (
 ).split()
 
 
-def toy_tokenizer(vocab: int) -> Any:
+def toy_tokenizer(vocab: int, mask: str = "<|MASK|>") -> Any:
     """A word-level tokenizer of that size: common words, numbers, and the three special tokens of `toy_config`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = [*WORDS, ".", ",", "?"]
     words += [f"{n}" for n in range(vocab - 4 - len(words))]
-    tokens = ["<unk>", *words[: vocab - 4], "<|MASK|>", "<|im_end|>", "<|endoftext|>"]
+    tokens = ["<unk>", *words[: vocab - 4], mask, "<|im_end|>", "<|endoftext|>"]
     backend = Tokenizer(models.WordLevel({token: k for k, token in enumerate(tokens)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="<unk>", mask_token="<|MASK|>", eos_token="<|endoftext|>",
+        tokenizer_object=backend, unk_token="<unk>", mask_token=mask, eos_token="<|endoftext|>",
         additional_special_tokens=["<|im_end|>"],
     )  # fmt: skip

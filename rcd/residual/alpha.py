@@ -36,6 +36,11 @@ def one(p: Tensor) -> Tensor:
     return fixed(p, 1.0)
 
 
+def top1(p: Tensor) -> Tensor:
+    """The weight of the most probable token's embedding alone, here the normalised entropy: variant (5)."""
+    return normalised_entropy(p)
+
+
 def inverse_entropy(p: Tensor) -> Tensor:
     """1 - H(p) / log V: variant (6)."""
     return 1.0 - normalised_entropy(p)

@@ -40,9 +40,6 @@ class Distribution:
         """The same logits at another temperature (T_res, Sec. 3.3)."""
         return self if temperature == self.temperature else Distribution(self.logits, temperature)
 
-    def positions(self, window: slice) -> Distribution:
-        return Distribution(self.logits[:, window], self.temperature)
-
 
 def align_vocabulary(logits_BLV: Tensor, vocabulary: int) -> Tensor:
     """Logits over exactly `vocabulary` tokens: a wider (padded) head is cut, a narrower one is filled with -inf.

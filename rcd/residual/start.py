@@ -1,7 +1,7 @@
 """p of step 0, from which Algorithm 2 computes its first residual: the rows of tab:init-ablation.
 
 Every start takes a `Passes` (the passes that may be run before the first step, and the shape wanted) and returns
-probabilities [B, L, V] in fp32.
+probabilities [B, L, V] in fp32, or None for the all-zero distribution.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Passes(Protocol):
     def reference(self) -> Distribution: ...
 
 
-def zero(passes: Passes, concentration: float) -> Tensor:
-    """Cold start: p = 0, hence alpha = 0. Nothing is computed; the zeros are not even stored."""
-    return torch.zeros((), device=passes.device).expand(passes.shape)
+def zero(passes: Passes, concentration: float) -> None:
+    """Cold start: p = 0, hence alpha = 0. Nothing is computed."""
+    return None
 
 
 def dirichlet(passes: Passes, concentration: float) -> Tensor:

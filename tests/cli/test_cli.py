@@ -81,7 +81,7 @@ def test_the_command_and_the_api_agree(folder: str) -> None:
 def test_settings_without_effect_are_said(folder: str) -> None:
     done = run("generate", "the fox", "--model", folder, "--carry", "none", "--alpha", "entropy", "--json")
     assert done.returncode == 0
-    assert "--alpha has no effect with --carry none" in done.stderr
+    assert "--alpha: no effect with --carry none" in done.stderr
     json.loads(done.stdout)
 
 

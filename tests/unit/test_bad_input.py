@@ -123,6 +123,7 @@ def test_mask_outside_the_vocabulary(folder: Path, mask: int) -> None:
 
 def test_a_model_without_a_known_mask(tmp_path: Path) -> None:
     rcd.Pipeline(toy("qwen3")).save(tmp_path / "model")
+    (tmp_path / "model/rcd.json").unlink()
     refused("no mask token is known.*mask_token_id", tmp_path / "model")
 
 
@@ -149,9 +150,72 @@ def test_bad_rcd_json(folder: Path) -> None:
         rcd.load(folder, device="cpu").generate([1, 2])
 
 
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ('{"carry": {"alpha": "entropy"}}', "carry without a name"),
+        ('{"carry": "residual"}', "carry = 'residual', which is no dict"),
+        ('{"carry": {"name": "residual", "t_res": "hot"}}', "t_res must be a number"),
+        ('{"mask_token_id": "5"}', "mask_token_id = '5', which is no int"),
+        ('{"eos_token_ids": 5}', "eos_token_ids = 5, which is no list"),
+        ('{"provenance": null}', "provenance = None"),
+    ],
+)
+def test_rcd_json_of_the_wrong_kind(folder: Path, content: str, match: str) -> None:
+    (folder / "rcd.json").write_text(content)
+    refused(match, folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"vocab_size": ...}, "lacks the key 'vocab_size'"),
+        ({"vocab_size": "128"}, "vocab_size in config.json must be a whole number"),
+        ({"num_attention_heads": 0}, "num_attention_heads in config.json must be"),
+        ({"mask_token_id": "125"}, "mask token id '125' is outside"),
+        ({"mask_token_id": 125.0}, "mask token id 125.0 is outside"),
+        ({"mask_token_id": True}, "mask token id True is outside"),
+        ({"mask_token_id": 127}, "both as the mask and as an end token"),
+        ({"eos_token_id": "x"}, "end token id 'x' is outside"),
+        ({"eos_token_id": 400}, "end token id 400 is outside"),
+        ({"rope_scaling": "yarn"}, "RoPE settings"),
+        ({"hidden_act": "foo"}, "does not fit"),
+        ({"use_sliding_window": True}, "sliding-window"),
+    ],
+)
+def test_config_values_that_do_not_fit(folder: Path, changes: dict[str, Any], match: str) -> None:
+    edit(folder, **changes)
+    refused(match, folder)
+
+
+def test_an_empty_list_of_end_tokens_falls_back_to_the_next_source(folder: Path) -> None:
+    edit(folder, eos_token_id=[])
+    assert rcd.load(folder, device="cpu").settings.eos_token_ids == (127,)  # the tokenizer's
+
+
+def test_quantised_weights_are_refused(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.0.mlp.up_proj.weight"] = state["model.layers.0.mlp.up_proj.weight"].to(torch.int8)
+    save_file(state, folder / "model.safetensors")
+    refused("up_proj.weight .* is torch.int8; quantised weights are not read", folder)
+
+
+@pytest.mark.parametrize("content", ['{"weight_map": []}', '{"weight_map": {"a": 3}}', "{}", '{"weight_map": {}}'])
+def test_an_index_that_lists_nothing_usable(folder: Path, content: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(content)
+    refused("download the checkpoint again", folder)
+
+
+def test_a_shift_that_cannot_be_decoded(folder: Path) -> None:
+    refused("shift must be a whole number from 0 to 1", folder, shift=7)
+    refused("cannot be decoded block-causally", folder, shift=1)
+
+
 def test_unknown_device_and_dtype(folder: Path) -> None:
     with pytest.raises(rcd.RCDError, match="device 'gpu9' cannot be used"):
         rcd.load(folder, device="gpu9")
+    with pytest.raises(rcd.RCDError, match="device 'meta' cannot be used"):
+        rcd.load(folder, device="meta")
     with pytest.raises(rcd.RCDError, match="unknown dtype 'int3'"):
         rcd.load(folder, device="cpu", dtype="int3")
 
@@ -172,6 +236,13 @@ def test_unknown_model_setting(folder: Path) -> None:
         ({"threshold": float("nan")}, r"threshold must be in \[0, 1\]"),
         ({"temperature": -1.0}, "temperature must be"),
         ({"temperature": float("inf")}, "temperature must be"),
+        ({"temperature": 1e-40}, "temperature of 1e-40 overflows"),
+        ({"temperature": "warm"}, "temperature must be a number"),
+        ({"seed": 2**64}, "seed must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"top_k": 2.5}, "top_k must be"),
+        ({"carry": 3}, "carry must be a name or a carry"),
+        ({"carry": rcd.Residual}, "carry must be a name or a carry"),
         ({"top_p": 0.0}, "top_p must be"),
         ({"top_k": -2}, "top_k must be"),
         ({"factor": -1.0}, "factor must be"),
@@ -193,11 +264,12 @@ def test_bad_decode_settings(settings: dict[str, Any], match: str) -> None:
     [
         ({"alpha": "entrpy"}, "unknown alpha 'entrpy' .did you mean 'entropy'"),
         ({"start": "hot"}, "unknown start 'hot'; choose from: dirichlet, reference, self, zero"),
-        ({"t_res": 0.0}, "t_res must be above 0"),
-        ({"t_res": float("nan")}, "t_res must be above 0"),
+        ({"t_res": 0.0}, "t_res must be a number of 0.001 or more, not 0.0"),
+        ({"t_res": float("nan")}, "t_res must be"),
+        ({"t_res": "hot"}, "t_res must be a number .*, not 'hot'"),
         ({"t_res_on": "delta"}, "unknown t_res_on"),
         ({"source": "other"}, "unknown source"),
-        ({"concentration": 0.0}, "concentration must be above 0"),
+        ({"concentration": 0.0}, "concentration must be"),
         ({"alpha_scale": -1.0}, "alpha_scale must be"),
         ({"alpha_value": 1.5}, "alpha_value must be"),
     ],
@@ -219,13 +291,17 @@ def test_a_prompt_longer_than_the_context_is_refused_before_work(family: str) ->
 
 def test_prompts_that_cannot_be_decoded(models: dict[str, rcd.Pipeline]) -> None:
     sdar = models["sdar"]
-    for prompts, match in (
+    cases: list[tuple[Any, str]] = [
         ([], "no prompts"),
         ([[]], "prompt 0 is empty"),
         ([[1], [500]], "prompt 1 has the token id 500, outside the vocabulary"),
         ([[1, 125]], "contains the mask token"),
         ("text", "has no tokenizer"),
-    ):
+        (torch.tensor([1.5]), "token ids are whole numbers, not 1.5"),
+        ([[1, None]], "token ids"),
+        ([3.5], "token ids are whole numbers, not 3.5"),
+    ]
+    for prompts, match in cases:
         with pytest.raises(rcd.RCDError, match=match):
             sdar.generate(prompts)
 
@@ -252,6 +328,40 @@ def test_references_that_do_not_fit(tmp_path: Path, models: dict[str, rcd.Pipeli
     other.add_tokens(["extra"])
     with pytest.raises(rcd.RCDError, match="tokenizer does not match the target's"):
         target.generate([1, 2], warm, reference=rcd.Pipeline(toy("sdar", tokenizer=other, vocab=160)))
+
+
+def test_a_reference_must_be_able_to_read_what_the_target_writes(models: dict[str, rcd.Pipeline]) -> None:
+    warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"), max_new_tokens=8)
+    small = rcd.Pipeline(toy("sdar", vocab=64))
+    with pytest.raises(rcd.RCDError, match="the reference knows 64 tokens and the target 128"):
+        models["sdar"].generate([1, 2], warm, reference=small)
+    short = rcd.Pipeline(toy("sdar", context=16))
+    with pytest.raises(rcd.RCDError, match=r"the reference cannot read this: prompt 0 has 30 tokens"):
+        models["sdar"].generate([1] * 30, warm, reference=short)
+
+
+def test_nan_logits_of_a_reference_are_not_blamed_on_the_target(models: dict[str, rcd.Pipeline]) -> None:
+    broken = toy("sdar")
+    with torch.no_grad():
+        broken.model.head.weight[5] = float("nan")
+    warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"))
+    with pytest.raises(rcd.RCDError, match="logits of the reference are NaN or inf"):
+        models["sdar"].generate([1, 2], warm, reference=rcd.Pipeline(broken))
+
+
+def test_masks_that_are_written_differently_but_have_one_id_match() -> None:
+    ours, theirs = toy_tokenizer(128), toy_tokenizer(128, mask="<MASK>")
+    target, reference = (rcd.Pipeline(toy("sdar", tokenizer=words)) for words in (ours, theirs))
+    warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"), max_new_tokens=4)
+    assert target.generate([1, 2], warm, reference=reference).results
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(rcd.RCDError, match=r"nothing can be written to|writing .* failed"):
+        rcd.Pipeline(toy("sdar")).save(tmp_path / "file" / "model")
+    with pytest.raises(rcd.RCDError, match=r"unknown field of rcd.json 'stages'.*did you mean 'stage'"):
+        rcd.Pipeline(toy("sdar")).save(tmp_path / "model", stages="target")
 
 
 def test_saving_over_something_is_refused(folder: Path) -> None:

@@ -224,6 +224,54 @@ def test_a_gguf_file_starts_an_adaptation(tmp_path: Path) -> None:
     assert again.generate([1, 2, 3], config).sequences == pipeline.generate([1, 2, 3], config).sequences
 
 
+def test_a_gguf_that_lacks_a_tensor_or_an_end_token_is_not_filled_up(tmp_path: Path) -> None:
+    source = toy("llama", seed=5)
+    rcd.Pipeline(source).save(tmp_path / "llama")
+    state = tensors(tmp_path / "llama")
+    write_gguf(tmp_path / "whole.gguf", state, source.config)
+    assert rcd.load(tmp_path / "whole.gguf", device="cpu", mask_token_id=125).settings.eos_token_ids == ()
+    del state["model.layers.1.mlp.up_proj.weight"]
+    write_gguf(tmp_path / "broken.gguf", state, source.config)
+    with pytest.raises(rcd.RCDError, match=r"lacks 1 tensor.*layers.1.mlp.up_proj.weight"):
+        rcd.load(tmp_path / "broken.gguf", device="cpu", mask_token_id=125)
+
+
+def test_a_named_family_survives_a_save(tmp_path: Path) -> None:
+    folder = causal("qwen3", tmp_path / "causal", vocab=128, words=100)
+    pipeline = rcd.load(folder, device="cpu", family="sdar", mask_token_id=125)
+    pipeline.save(tmp_path / "copy")
+    again = rcd.load(tmp_path / "copy", device="cpu")
+    assert again.settings == pipeline.settings
+    assert (again.settings.family, again.settings.block_length) == ("sdar", 4)
+
+
+def test_a_model_loaded_narrower_is_written_as_narrow_as_it_is(tmp_path: Path) -> None:
+    pipeline = rcd.load(PARITY / "sdar" / "model", device="cpu", dtype="bfloat16")
+    pipeline.save(tmp_path / "copy")
+    assert {tensor.dtype for tensor in tensors(tmp_path / "copy").values()} == {torch.bfloat16}
+
+
+def test_a_checkpoint_of_mixed_dtypes_computes_in_one(tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    rcd.load(PARITY / "sdar" / "model", device="cpu").save(folder)
+    state = {k: v if "norm" in k else v.bfloat16() for k, v in tensors(folder).items()}
+    save_file(state, folder / "model.safetensors")
+    assert rcd.load(folder, device="cpu").generate([1, 2], rcd.DecodeConfig(max_new_tokens=4)).results
+    half = rcd.load(folder, device="cpu", dtype="bfloat16")
+    assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
+    assert half.generate([1, 2], rcd.DecodeConfig(max_new_tokens=4, carry="residual")).results
+
+
+@pytest.mark.parametrize("family", ["sdar", "llada", "dream", "qwen3", "qwen2", "llama"])
+def test_a_toy_survives_a_save(family: str, tmp_path: Path) -> None:
+    pipeline = rcd.Pipeline(toy(family))
+    pipeline.save(tmp_path / "toy", max_shard_size="50KB")
+    again = rcd.load(tmp_path / "toy", device="cpu")
+    assert again.settings == pipeline.settings
+    config = rcd.DecodeConfig(max_new_tokens=6, carry="residual")
+    assert again.generate([1, 2, 3], config).sequences == pipeline.generate([1, 2, 3], config).sequences
+
+
 def test_a_broken_save_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
