@@ -44,14 +44,15 @@ def step_at(model: DiffusionLM, carry: NoCarry | Residual, prefix: int, block: i
 
 
 def attention_at(model: DiffusionLM, prefix: int, block: int) -> Callable[[], object]:
-    """The attention calls of one step, without the rest of the model."""
+    """The attention calls of one step, without the rest of the model; every layer has keys and values of its own."""
     config: Any = model.backbone.config
     heads, kv, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     query = torch.randn(1, heads, block, width, device=model.device)
-    key, value = (torch.randn(1, kv, prefix + block, width, device=model.device) for _ in range(2))
+    size = (config.num_hidden_layers, 1, kv, prefix + block, width)
+    keys, values = (torch.randn(size, device=model.device) for _ in range(2))
 
     def all_layers() -> None:
-        for _ in range(config.num_hidden_layers):
+        for key, value in zip(keys, values, strict=True):
             sdpa(model, query, key, value, None)
 
     return all_layers

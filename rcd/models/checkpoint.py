@@ -4,6 +4,7 @@ parameter names, plus rcd.json."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -334,7 +335,7 @@ def save(checkpoint: Checkpoint, folder: str | Path, *, overwrite: bool = False,
         (scratch / "config.json").write_text(json.dumps(checkpoint.config, indent=2) + "\n")
         checkpoint.rcd.write(scratch)
         save_torch_state_dict(out, scratch, max_shard_size=max_shard_size, metadata={"format": "pt"})
-        scratch.chmod(0o755)
+        _usual_permissions(scratch)
         if target.exists():
             shutil.rmtree(target)
         scratch.rename(target)
@@ -343,6 +344,15 @@ def save(checkpoint: Checkpoint, folder: str | Path, *, overwrite: bool = False,
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _usual_permissions(folder: Path) -> None:
+    """What open() and mkdir() would have given: temporary folders and safetensors files are private otherwise."""
+    mask = os.umask(0)
+    os.umask(mask)
+    folder.chmod(0o777 & ~mask)
+    for path in folder.iterdir():
+        path.chmod(0o666 & ~mask)
 
 
 def _copy_side_files(source: Path, target: Path) -> None:

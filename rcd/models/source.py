@@ -132,15 +132,18 @@ def tokenizer(folder: Path) -> Any | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers comments on model types that are not its own; the families here are ours to know."""
+    """transformers comments on model types that are not its own, and shows bars; the families here are ours to know."""
     from transformers.utils import logging
 
-    level = logging.get_verbosity()
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def first_line(error: Exception) -> str:

@@ -289,6 +289,15 @@ def test_a_broken_save_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypat
     assert tensors(tmp_path / "model").keys() == before.keys()
 
 
+def test_a_saved_checkpoint_has_the_usual_permissions(tmp_path: Path) -> None:
+    rcd.Pipeline(toy("sdar")).save(tmp_path / "model")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain/file").write_text("")
+    assert (tmp_path / "model").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    for path in (tmp_path / "model").iterdir():
+        assert path.stat().st_mode == (tmp_path / "plain/file").stat().st_mode, path.name
+
+
 def test_decoding_does_not_change_the_weights(tmp_path: Path) -> None:
     pipeline = rcd.load(PARITY / "sdar" / "model", device="cpu")
     pipeline.generate([1, 2, 3], rcd.DecodeConfig(max_new_tokens=8, carry="residual"))

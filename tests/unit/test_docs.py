@@ -1,0 +1,67 @@
+"""The docs name functions, tests, files and flags that exist."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_function_that_a_page_names_exists(page: Path) -> None:
+    for module, attributes in re.findall(r"`(rcd(?:\.\w+)+):([\w.]+)`", page.read_text()):
+        part = import_module(module)
+        for attribute in attributes.split("."):
+            part = getattr(part, attribute)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_and_file_that_a_page_names_exists(page: Path) -> None:
+    text = page.read_text()
+    for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)", text):
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{file}::{test}"
+    for file in re.findall(r"`((?:rcd|tests|docs|scripts)/[\w/.-]+\.\w+)", text):
+        assert (ROOT / file).exists(), file
+    for link in re.findall(r"\]\(([\w./-]+)\)", text):
+        assert (page.parent / link).exists(), link
+
+
+def test_the_paper_map_has_every_label_of_the_papers_tables_and_figures() -> None:
+    text = (ROOT / "docs/paper-map.md").read_text()
+    labels = (
+        "tab:sdar-main-results tab:llada-main-results tab:combined_inference tab:comparison tab:init-ablation "
+        "tab:extra-training tab:combined-hyperparams tab:gsm-contamination-study fig:rcd-main fig:recall "
+        "fig:rcd-training-and-inference fig:sdar-accuracy-vs-tokens fig:ablation-on-alpha eqn:residual eqn:formula "
+        "eqn:alpha alg:training alg:inference"
+    )
+    assert [label for label in labels.split() if label not in text] == []
+
+
+def test_every_flag_that_the_readme_shows_exists() -> None:
+    from typer.main import get_command
+
+    from rcd.cli.main import app
+
+    known = {"--version", "--help"}
+    for command in get_command(app).commands.values():  # type: ignore[attr-defined]
+        for parameter in command.params:
+            known.update(parameter.opts + parameter.secondary_opts)
+    shown = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", (ROOT / "README.md").read_text()))
+    assert shown <= known
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import rcd
+    from rcd.models.toy import toy, toy_tokenizer
+
+    rcd.Pipeline(toy("sdar", spread=6.0, tokenizer=toy_tokenizer(128))).save(tmp_path / "model")
+    example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert example is not None
+    code = example.group(1).replace("JetLM/SDAR-4B-Chat", str(tmp_path / "model"))
+    exec(compile(code, "README.md", "exec"), {})
+    assert "Finished" in capsys.readouterr().out
