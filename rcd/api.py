@@ -18,6 +18,7 @@ from rcd.decode.events import Counts, Event, Finished
 from rcd.decode.stopping import check_prompts
 from rcd.errors import RCDError, one_of
 from rcd.models import checkpoint as ckpt
+from rcd.models import writing
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.lm import DiffusionLM, ModelSettings
 from rcd.models.settings import RCDFile
@@ -217,7 +218,7 @@ class Pipeline:
         if carry is not None:
             rcd["carry"] = describe(carry)
         written = replace(self.checkpoint, rcd=replace(self.checkpoint.rcd, **rcd))
-        return ckpt.save(written, folder, overwrite=overwrite, max_shard_size=max_shard_size)
+        return writing.save(written, folder, overwrite=overwrite, max_shard_size=max_shard_size)
 
 
 def load(

@@ -22,9 +22,11 @@ SHADES = "·░▒▓█"
 
 def shade(alpha: float) -> tuple[str, str]:
     """(character, style) of a mask that carries a residual of that weight."""
-    level = min(len(SHADES) - 1, 1 + int(alpha * (len(SHADES) - 1))) if alpha > 0 else 0
-    blue = int(90 + 165 * min(1.0, alpha))
-    return SHADES[level], f"rgb({blue // 3},{blue // 2},{blue})"
+    if alpha <= 0:
+        return SHADES[0], "dim"
+    level = min(len(SHADES) - 1, 1 + int(alpha * (len(SHADES) - 1)))
+    warmth = min(1.0, alpha)
+    return SHADES[level], f"rgb({int(90 + 150 * warmth)},{int(150 + 20 * warmth)},{int(220 - 130 * warmth)})"
 
 
 class Canvas:
@@ -67,6 +69,7 @@ class Canvas:
         for kind, run in groupby(range(length), key=lambda position: self._kind(position, ends)):
             positions = list(run)
             if kind == "mask":
+                out.append(" " if out.plain and not out.plain.endswith((" ", "\n")) else "")
                 for position in positions:
                     out.append(*shade(self.masks.get(position, 0.0)))
             elif kind == "end":

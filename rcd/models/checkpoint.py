@@ -1,12 +1,8 @@
-"""Reading a checkpoint into a DiffusionLM and writing it back: ordinary Hugging Face folders in the family's own
-parameter names, plus rcd.json."""
+"""Reading a checkpoint into a DiffusionLM: an ordinary Hugging Face folder in the family's own parameter names, with or
+without rcd.json, or a GGUF file. `rcd.models.writing` writes one."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +17,7 @@ from rcd.errors import RCDError, unknown_name, whole
 from rcd.models import source as src
 from rcd.models.family import FamilySpec
 from rcd.models.lm import DiffusionLM, ModelSettings
-from rcd.models.settings import RCD_JSON, RCDFile, resolve
+from rcd.models.settings import RCDFile, resolve
 
 MASK_TEXT = "<|MASK|>"
 MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>")
@@ -299,66 +295,3 @@ def changed_settings(
     if "eos_token_ids" in changed:
         changed["eos_token_ids"] = list(changed["eos_token_ids"])
     return changed
-
-
-def save(checkpoint: Checkpoint, folder: str | Path, *, overwrite: bool = False, max_shard_size: str = "5GB") -> Path:
-    """Write an ordinary folder that the family's own code opens: same names, same dtypes, plus rcd.json.
-
-    Written beside the target and moved into place whole, so that a broken run never leaves half a checkpoint.
-    """
-    from huggingface_hub import save_torch_state_dict
-
-    target = Path(folder).expanduser()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
-        raise RCDError(f"{target} is not empty; choose another folder or allow it to be overwritten.")
-    spec, state = checkpoint.model.spec, checkpoint.model.state_dict()
-    stored = checkpoint.stored or {spec.from_stock(name): tensor.dtype for name, tensor in state.items()}
-    out = {}
-    for name, dtype in stored.items():
-        tensor = state[spec.to_stock(name)].detach()
-        # as on disk, unless the model was loaded narrower: then what is left of the precision is what is written
-        out[name] = tensor.to("cpu", dtype if dtype.itemsize <= tensor.dtype.itemsize else tensor.dtype).contiguous()
-    if len({tensor.data_ptr() for tensor in out.values()}) < len(out):
-        out = {name: tensor.clone() for name, tensor in out.items()}
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise RCDError(
-            f"nothing can be written to {target.parent} ({error.strerror}); choose another folder."
-        ) from error
-    try:
-        if checkpoint.folder is not None:
-            _copy_side_files(checkpoint.folder, scratch)
-        if checkpoint.tokenizer is not None and (checkpoint.tokenizer_changed or checkpoint.folder is None):
-            checkpoint.tokenizer.save_pretrained(scratch)
-        (scratch / "config.json").write_text(json.dumps(checkpoint.config, indent=2) + "\n")
-        checkpoint.rcd.write(scratch)
-        save_torch_state_dict(out, scratch, max_shard_size=max_shard_size, metadata={"format": "pt"})
-        _usual_permissions(scratch)
-        if target.exists():
-            shutil.rmtree(target)
-        scratch.rename(target)
-    except OSError as error:
-        raise RCDError(f"writing {target} failed ({error.strerror or error}); nothing was changed.") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return target
-
-
-def _usual_permissions(folder: Path) -> None:
-    """What open() and mkdir() would have given: temporary folders and safetensors files are private otherwise."""
-    mask = os.umask(0)
-    os.umask(mask)
-    folder.chmod(0o777 & ~mask)
-    for path in folder.iterdir():
-        path.chmod(0o666 & ~mask)
-
-
-def _copy_side_files(source: Path, target: Path) -> None:
-    """Everything beside the weights travels along as it is (the tokenizer, the family's own code as plain files)."""
-    weights = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
-    for path in sorted(source.iterdir()):
-        own = path.name in ("config.json", RCD_JSON) or path.name.startswith(".")
-        if path.is_file() and not own and not path.name.endswith(weights):
-            shutil.copyfile(path, target / path.name)

@@ -1,0 +1,144 @@
+"""Bad settings, prompts and references get one clear sentence that names the cause and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import rcd
+from rcd.models.toy import toy, toy_tokenizer
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"block_length": 0}, "block_length must be a whole number of 1 or more, not 0"),
+        ({"block_length": 2.5}, "block_length must be a whole number"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be"),
+        ({"num_inference_steps": -1}, "num_inference_steps must be"),
+        ({"threshold": 1.5}, r"threshold must be in \[0, 1\], not 1.5"),
+        ({"threshold": -0.1}, r"threshold must be in \[0, 1\]"),
+        ({"threshold": float("nan")}, r"threshold must be in \[0, 1\]"),
+        ({"temperature": -1.0}, "temperature must be"),
+        ({"temperature": float("inf")}, "temperature must be"),
+        ({"temperature": 1e-40}, "temperature of 1e-40 overflows"),
+        ({"temperature": "warm"}, "temperature must be a number"),
+        ({"seed": 2**64}, "seed must be"),
+        ({"seed": -1}, "seed must be"),
+        ({"top_k": 2.5}, "top_k must be"),
+        ({"carry": 3}, "carry must be a name or a carry"),
+        ({"carry": rcd.Residual}, "carry must be a name or a carry"),
+        ({"top_p": 0.0}, "top_p must be"),
+        ({"top_k": -2}, "top_k must be"),
+        ({"factor": -1.0}, "factor must be"),
+        ({"carry": "residul"}, "unknown carry 'residul' .did you mean 'residual'..; choose from: none, residual"),
+        ({"commit": "all"}, "unknown commit 'all'; choose from: factor, sequential, threshold, topm"),
+        ({"window": "d3f"}, "unknown window"),
+        ({"carry_scope": "page"}, "unknown carry_scope"),
+        ({"eos_suppression": "yes"}, "unknown eos_suppression"),
+        ({"confidence": "high"}, "unknown confidence"),
+    ],
+)
+def test_bad_decode_settings(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(rcd.RCDError, match=match):
+        rcd.DecodeConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"alpha": "entrpy"}, "unknown alpha 'entrpy' .did you mean 'entropy'"),
+        ({"start": "hot"}, "unknown start 'hot'; choose from: dirichlet, reference, self, zero"),
+        ({"t_res": 0.0}, "t_res must be a number of 0.001 or more, not 0.0"),
+        ({"t_res": float("nan")}, "t_res must be"),
+        ({"t_res": "hot"}, "t_res must be a number .*, not 'hot'"),
+        ({"t_res_on": "delta"}, "unknown t_res_on"),
+        ({"source": "other"}, "unknown source"),
+        ({"concentration": 0.0}, "concentration must be"),
+        ({"alpha_scale": -1.0}, "alpha_scale must be"),
+        ({"alpha_value": 1.5}, "alpha_value must be"),
+    ],
+)
+def test_bad_residual_settings(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(rcd.RCDError, match=match):
+        rcd.Residual(**settings)
+
+
+@pytest.mark.parametrize("family", ["sdar", "llada"])
+def test_a_prompt_longer_than_the_context_is_refused_before_work(family: str) -> None:
+    pipeline = rcd.Pipeline(toy(family, context=64))
+    with pytest.raises(rcd.RCDError, match=r"prompt 1 has 70 tokens.*shorten the prompt"):
+        pipeline.generate([[1, 2], [3] * 70], rcd.DecodeConfig(max_new_tokens=8))
+    with pytest.raises(rcd.RCDError, match=r"prompt 0 has 40 tokens.*lower max_new_tokens to 24"):
+        pipeline.generate([3] * 40, rcd.DecodeConfig(max_new_tokens=30))
+    assert pipeline.generate([3] * 40, rcd.DecodeConfig(max_new_tokens=24)).results[0].tokens <= 24
+
+
+def test_prompts_that_cannot_be_decoded(models: dict[str, rcd.Pipeline]) -> None:
+    sdar = models["sdar"]
+    cases: list[tuple[Any, str]] = [
+        ([], "no prompts"),
+        ([[]], "prompt 0 is empty"),
+        ([[1], [500]], "prompt 1 has the token id 500, outside the vocabulary"),
+        ([[1, 125]], "contains the mask token"),
+        ("text", "has no tokenizer"),
+        (torch.tensor([1.5]), "token ids are whole numbers, not 1.5"),
+        ([[1, None]], "token ids"),
+        ([3.5], "token ids are whole numbers, not 3.5"),
+    ]
+    for prompts, match in cases:
+        with pytest.raises(rcd.RCDError, match=match):
+            sdar.generate(prompts)
+
+
+def test_chat_without_a_template() -> None:
+    pipeline = rcd.Pipeline(toy("sdar", tokenizer=toy_tokenizer(128)))
+    with pytest.raises(rcd.RCDError, match="no chat template"):
+        pipeline.generate("the fox", chat=True)
+
+
+def test_a_window_that_does_not_fit_the_model(models: dict[str, rcd.Pipeline]) -> None:
+    with pytest.raises(rcd.RCDError, match=r"window 'bidirectional' does not fit.*take 'blockwise'"):
+        models["sdar"].generate([1], rcd.DecodeConfig(window="bidirectional"))
+
+
+def test_references_that_do_not_fit(tmp_path: Path, models: dict[str, rcd.Pipeline]) -> None:
+    warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"), max_new_tokens=4)
+    with pytest.raises(rcd.RCDError, match="needs a reference model"):
+        models["sdar"].generate([1, 2], warm)
+    with pytest.raises(rcd.RCDError, match="reference's attention is bidirectional"):
+        models["sdar"].generate([1, 2], warm, reference=models["llada"])
+    target = rcd.Pipeline(toy("sdar", tokenizer=toy_tokenizer(128)))
+    other = toy_tokenizer(128)
+    other.add_tokens(["extra"])
+    with pytest.raises(rcd.RCDError, match="tokenizer does not match the target's"):
+        target.generate([1, 2], warm, reference=rcd.Pipeline(toy("sdar", tokenizer=other, vocab=160)))
+
+
+def test_a_reference_must_be_able_to_read_what_the_target_writes(models: dict[str, rcd.Pipeline]) -> None:
+    warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"), max_new_tokens=8)
+    small = rcd.Pipeline(toy("sdar", vocab=64))
+    with pytest.raises(rcd.RCDError, match="the reference knows 64 tokens and the target 128"):
+        models["sdar"].generate([1, 2], warm, reference=small)
+    short = rcd.Pipeline(toy("sdar", context=16))
+    with pytest.raises(rcd.RCDError, match=r"the reference cannot read this: prompt 0 has 30 tokens"):
+        models["sdar"].generate([1] * 30, warm, reference=short)
+
+
+def test_nan_logits_of_a_reference_are_not_blamed_on_the_target(models: dict[str, rcd.Pipeline]) -> None:
+    broken = toy("sdar")
+    with torch.no_grad():
+        broken.model.head.weight[5] = float("nan")
+    warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"))
+    with pytest.raises(rcd.RCDError, match="logits of the reference are NaN or inf"):
+        models["sdar"].generate([1, 2], warm, reference=rcd.Pipeline(broken))
+
+
+def test_masks_that_are_written_differently_but_have_one_id_match() -> None:
+    ours, theirs = toy_tokenizer(128), toy_tokenizer(128, mask="<MASK>")
+    target, reference = (rcd.Pipeline(toy("sdar", tokenizer=words)) for words in (ours, theirs))
+    warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"), max_new_tokens=4)
+    assert target.generate([1, 2], warm, reference=reference).results
