@@ -21,6 +21,7 @@ from rcd.models import checkpoint as ckpt
 from rcd.models import writing
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.lm import DiffusionLM, ModelSettings
+from rcd.models.pairing import check_pair
 from rcd.models.settings import RCDFile
 
 Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
@@ -252,17 +253,11 @@ def check_reference(target: Pipeline, reference: Pipeline, prompts: list[list[in
     """A residual is a distribution over tokens: both models must mean the same tokens by the same ids, and the
     reference must be able to read whatever the target writes."""
     ours, theirs = target.settings, reference.settings
-    if ours.attention != theirs.attention:
-        raise RCDError(
-            f"the reference's attention is {theirs.attention} and the target's {ours.attention}; "
-            "a reference must be of the same kind."
-        )
+    check_pair(target.checkpoint, reference.checkpoint)
     if target.model.device != reference.model.device:
         raise RCDError(
             f"the reference is on {reference.model.device} and the target on {target.model.device}; load both on one."
         )
-    if target is not reference and target.tokenizer is not None and reference.tokenizer is not None:
-        _check_tokenizers(target, reference)
     known = ours.vocab_size if target.tokenizer is None else min(len(target.tokenizer), ours.vocab_size)
     if theirs.vocab_size < known:
         raise RCDError(
@@ -278,21 +273,6 @@ def check_reference(target: Pipeline, reference: Pipeline, prompts: list[list[in
         check_prompts(prompts, replace(theirs, mask_token_id=-1), config.max_new_tokens, grid)
     except RCDError as error:
         raise RCDError(f"the reference cannot read this: {error}") from error
-
-
-def _check_tokenizers(target: Pipeline, reference: Pipeline) -> None:
-    """Equal vocabularies, but for the mask, which goes by its id and may be written differently."""
-    vocabularies = []
-    for each in (target, reference):
-        masks = (each.settings.mask_token_id, target.settings.mask_token_id, reference.settings.mask_token_id)
-        assert each.tokenizer is not None
-        vocabularies.append({item for item in each.tokenizer.get_vocab().items() if item[1] not in masks})
-    if vocabularies[0] != vocabularies[1]:
-        text = min(vocabularies[0] ^ vocabularies[1], key=lambda item: item[1])[0]
-        raise RCDError(
-            f"the reference's tokenizer does not match the target's (they differ at {text!r}); "
-            "a reference must share the target's tokenizer."
-        )
 
 
 def _is_single(prompts: Any) -> bool:

@@ -55,6 +55,22 @@ PARTS: dict[str, dict[str, str]] = {
         "qwen2": "rcd.models.families:QWEN2",
         "llama": "rcd.models.families:LLAMA",
     },
+    # training runs: functions that return a Recipe
+    "recipe": {
+        "smoke": "rcd.recipes.smoke:smoke",
+        "paper-sdar-1.7b-reference": "rcd.recipes.paper:reference_only",
+        "paper-sdar-4b-b32": "rcd.recipes.paper:rcd_4b_b32",
+        "paper-sdar-4b-b64": "rcd.recipes.paper:rcd_4b_b64",
+        "paper-sdar-8b-b32": "rcd.recipes.paper:rcd_8b_b32",
+        "paper-sdar-8b-b64": "rcd.recipes.paper:rcd_8b_b64",
+        "paper-llada-8b": "rcd.recipes.paper:llada_8b",
+        "seqd-sdar-4b-b32": "rcd.recipes.paper:seqd_4b_b32",
+        "seqd-sdar-4b-b64": "rcd.recipes.paper:seqd_4b_b64",
+        "seqd-sdar-8b-b32": "rcd.recipes.paper:seqd_8b_b32",
+        "seqd-sdar-8b-b64": "rcd.recipes.paper:seqd_8b_b64",
+        "seqd-sdar-8b-b64-extended": "rcd.recipes.paper:seqd_8b_b64_extended",
+        "seqd-llada-8b": "rcd.recipes.paper:seqd_llada_8b",
+    },
 }
 
 

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from rcd.cli import demo, generate, info, listing
+from rcd.cli import demo, generate, info, listing, train
 from rcd.errors import RCDError
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("list")(listing.show)
 app.command("info")(info.info)
+app.command("train")(train.train)
 
 
 @app.callback(invoke_without_command=True)

@@ -42,8 +42,8 @@ class View:
 
     position_ids: Tensor
     """[B, L]"""
-    attention: Tensor | None = None
-    """Boolean [B, 1, L, keys], or None: every key is visible."""
+    attention: Any | None = None
+    """Boolean [B, 1, L, keys], or a flex BlockMask, or None: every key is visible."""
     cache: Any | None = None
     """Keys and values of earlier tokens (`rcd.decode.cache.KVCache`), or None."""
     predict: slice = field(default_factory=lambda: slice(None))
@@ -95,21 +95,28 @@ class DiffusionLM(nn.Module):
         The injection is in here so that it always uses this model's own codebook, gathered if it is sharded. It is
         at every mask among the predicted positions, or at those that `inject_BP` marks.
         """
-        embeds = nn.functional.embedding(ids_BL, self.codebook)
+        embeds = self.embed(ids_BL)
         if carry is not None:
             masked = ids_BL[:, view.predict] == self.settings.mask_token_id if inject_BP is None else inject_BP
             injected = carry.inject(embeds[:, view.predict], masked, state)
             start, stop, _ = view.predict.indices(ids_BL.shape[1])
             embeds = torch.cat((embeds[:, :start], injected, embeds[:, stop:]), dim=1)
-        hidden = self.backbone(
-            inputs_embeds=embeds,
+        hidden = self._predictors(self.encode(embeds, view), view.predict)
+        return Prediction(self.head(hidden), hidden)
+
+    def embed(self, ids_BL: Tensor) -> Tensor:
+        return nn.functional.embedding(ids_BL, self.codebook)
+
+    def encode(self, embeds_BLD: Tensor, view: View) -> Tensor:
+        """The backbone's output [B, L, D], after the final norm."""
+        hidden: Tensor = self.backbone(
+            inputs_embeds=embeds_BLD,
             attention_mask=view.attention,
             position_ids=view.position_ids,
             past_key_values=view.cache,
             use_cache=view.cache is not None,
         ).last_hidden_state
-        hidden = self._predictors(hidden, view.predict)
-        return Prediction(self.head(hidden), hidden)
+        return hidden
 
     def _predictors(self, hidden_BLD: Tensor, predict: slice) -> Tensor:
         """The outputs that predict the wanted positions; under Dream's shift, those one to the left (the first

@@ -8,13 +8,23 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from torch import Tensor
+
 from rcd.errors import RCDError
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.settings import RCD_JSON
 
 
-def save(checkpoint: Checkpoint, folder: str | Path, *, overwrite: bool = False, max_shard_size: str = "5GB") -> Path:
-    """Write an ordinary folder that the family's own code opens: same names, same dtypes, plus rcd.json.
+def save(
+    checkpoint: Checkpoint,
+    folder: str | Path,
+    *,
+    overwrite: bool = False,
+    max_shard_size: str = "5GB",
+    state: dict[str, Tensor] | None = None,
+) -> Path:
+    """Write an ordinary folder that the family's own code opens: same names, same dtypes, plus rcd.json. `state` stands
+    in for the model's own parameters (a training run's, gathered).
 
     Written beside the target and moved into place whole, so that a broken run never leaves half a checkpoint.
     """
@@ -23,7 +33,7 @@ def save(checkpoint: Checkpoint, folder: str | Path, *, overwrite: bool = False,
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
         raise RCDError(f"{target} is not empty; choose another folder or allow it to be overwritten.")
-    spec, state = checkpoint.model.spec, checkpoint.model.state_dict()
+    spec, state = checkpoint.model.spec, checkpoint.model.state_dict() if state is None else state
     stored = checkpoint.stored or {spec.from_stock(name): tensor.dtype for name, tensor in state.items()}
     out = {}
     for name, dtype in stored.items():

@@ -1,0 +1,83 @@
+"""From rows to tokens: chat template, end token, length filter, and a report of what was dropped and why."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rcd.data.rows import Row
+from rcd.errors import RCDError
+
+
+@dataclass(frozen=True)
+class Example:
+    name: str
+    ids: list[int]
+    prompt: int
+    """The first so many tokens are the prompt and never masked."""
+
+
+@dataclass
+class Report:
+    kept: int = 0
+    tokens: int = 0
+    dropped: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Reason -> the places of the rows."""
+
+    def lines(self) -> list[str]:
+        """For a reader: what was kept, and each reason with its count and its first places."""
+        out = [f"{self.kept:,} examples, {self.tokens:,} tokens"]
+        for reason, places in self.dropped.items():
+            first = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+            out.append(f"{len(places):,} dropped: {reason} ({first})")
+        return out
+
+
+def encode(
+    rows: Iterable[Row],
+    tokenizer: Any,
+    *,
+    eos_token_id: int,
+    max_length: int,
+    prompt_field: str = "prompt",
+    response_field: str = "response",
+    chat: bool | None = None,
+) -> tuple[list[Example], Report]:
+    """Examples that end with the end token. Rows with `messages` (the last one the answer) need no field names."""
+    report, examples = Report(), []
+    for place, row in rows:
+        prompt: Any
+        if "messages" in row and prompt_field not in row:
+            messages = list(row["messages"] or [])
+            prompt, response = messages[:-1], messages[-1].get("content") if messages else None
+        else:
+            prompt, response = row.get(prompt_field), row.get(response_field)
+        missing = [name for name, value in ((prompt_field, prompt), (response_field, response)) if not value]
+        if missing:
+            report.dropped[f"no {' and no '.join(repr(name) for name in missing)}"].append(place)
+            continue
+        start = _prompt_ids(prompt, tokenizer, chat)
+        ids = [*start, *tokenizer(str(response), add_special_tokens=False)["input_ids"], eos_token_id]
+        if len(ids) > max_length:
+            report.dropped[f"longer than {max_length:,} tokens"].append(place)
+            continue
+        examples.append(Example(place, ids, len(start)))
+        report.kept += 1
+        report.tokens += len(ids)
+    if not examples:
+        why = "; ".join(report.lines()[1:]) or "the data set is empty"
+        raise RCDError(f"no training example is left: {why}.")
+    return examples, report
+
+
+def _prompt_ids(prompt: Any, tokenizer: Any, chat: bool | None) -> list[int]:
+    template = bool(getattr(tokenizer, "chat_template", None))
+    if (template if chat is None else chat) or not isinstance(prompt, str):
+        if not template:
+            raise RCDError("the tokenizer has no chat template; train on plain text (chat=false).")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(prompt)["input_ids"])

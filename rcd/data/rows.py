@@ -1,0 +1,60 @@
+"""Rows of a data set: a local JSONL file (also gzipped), a hub data set, or the project's own generator."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rcd.errors import RCDError
+
+Row = tuple[str, dict[str, Any]]
+"""(where it stands, for messages; the row)."""
+
+
+def rows_of(source: str, split: str = "train") -> Iterator[Row]:
+    """`sums:N` generates N additions; a path is read; anything else is a hub name."""
+    if source.startswith("sums:"):
+        from rcd.data.sums import sums
+
+        return sums(int(source.removeprefix("sums:")))
+    path = Path(source).expanduser()
+    if path.exists():
+        return _jsonl(path)
+    if source.endswith((".jsonl", ".jsonl.gz", ".json")) or "/" not in source:
+        raise RCDError(f"there is no data file {source!r}; give a JSONL file or a hub data set such as org/name.")
+    return _hub(source, split)
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise RCDError(
+                    f"line {number} of {path} is not valid JSON ({error.msg}); mend or remove it."
+                ) from error
+            if not isinstance(row, dict):
+                raise RCDError(f"line {number} of {path} is no JSON object.")
+            yield f"line {number}", row
+
+
+def _hub(name: str, split: str) -> Iterator[Row]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise RCDError(
+            "a hub data set needs the datasets package: pip install datasets; or give a JSONL file."
+        ) from error
+    try:
+        data = load_dataset(name, split=split)
+    except Exception as error:  # the client's errors are many: no network, no such name, no such split
+        raise RCDError(f"the data set {name!r} (split {split!r}) could not be had ({type(error).__name__}).") from error
+    for number, row in enumerate(data):
+        yield f"row {number}", dict(row)

@@ -1,0 +1,49 @@
+"""What a recipe is, and where it comes from: a registered name or a YAML file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rcd import registry
+from rcd.errors import RCDError, one_of
+from rcd.train.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Two stages (Algorithm 1), or the second alone with a reference that exists, or a SeqD run (`target` alone)."""
+
+    name: str
+    target: TrainConfig
+    reference: TrainConfig | None = None
+
+
+def find(name: str) -> Recipe:
+    """A registered recipe, or a YAML file: {base: NAME, target: {key: value}, reference: {key: value}}."""
+    if name.endswith((".yaml", ".yml")):
+        return _from_yaml(Path(name))
+    recipe: Recipe = registry.get("recipe", name)()
+    return recipe
+
+
+def _from_yaml(path: Path) -> Recipe:
+    import yaml
+
+    try:
+        content: Any = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise RCDError(f"there is no recipe file {path}; `rcd list recipe` names the built-in ones.") from error
+    except yaml.YAMLError as error:
+        raise RCDError(f"{path} is not valid YAML ({str(error).splitlines()[0]}).") from error
+    if not isinstance(content, dict):
+        raise RCDError(f"{path} should hold a mapping with base, target and reference.")
+    for key in content:
+        one_of(f"key of {path}", key, ("base", "target", "reference"))
+    base = find(content["base"]) if "base" in content else Recipe(path.stem, TrainConfig())
+    target = base.target.with_settings(content.get("target") or {})
+    reference = base.reference
+    if content.get("reference"):
+        reference = (reference or TrainConfig()).with_settings(content["reference"])
+    return Recipe(path.stem, target, reference)

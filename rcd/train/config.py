@@ -1,0 +1,129 @@
+"""TrainConfig: every setting of one stage, checked when it is made; unknown keys are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from rcd.carry.residual import Residual
+from rcd.errors import RCDError, number, one_of, unknown_name, whole
+from rcd.train.batches import Batching
+from rcd.train.residuals import ResidualSource
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One stage: SeqD's objective (`carry` none), or the residual-aware one of Algorithm 1."""
+
+    model: str = "toy:sdar"
+    """The checkpoint that the stage starts from; `toy:FAMILY` is a random one of the shape `toy`."""
+    toy: dict[str, int] = field(default_factory=dict)
+    data: str = "sums:2000"
+    """A JSONL file, a hub data set, or `sums:N`."""
+    split: str = "train"
+    prompt_field: str = "prompt"
+    response_field: str = "response"
+    chat: bool | None = None
+    max_length: int = 2048
+    min_length: int = 0
+    validation: int = 0
+    """So many examples are held out, and their loss is reported."""
+
+    carry: Residual | None = None
+    """None: SeqD."""
+    residual: ResidualSource = field(default_factory=ResidualSource)
+    reference: str | None = None
+    """The reference's checkpoint; in a recipe with two stages, the first one's."""
+
+    block_length: int | None = None
+    mask_token_id: int | None = None
+    attention: str | None = None
+    copy: str = "answer"
+    """Block layout: `full` ([x_t | x_0]) or `answer` ([prompt | x_0 | x_t]); the loss is the same."""
+    noise_per: str = "sequence"
+    loss_normaliser: str = "labels"
+    label_padding: str = "block"
+    pack: bool = False
+
+    epochs: float = 1.0
+    max_steps: int | None = None
+    total_batch: int = 96
+    device_batch: int = 1
+    learning_rate: float = 1e-5
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+    scheduler: str = "constant_with_warmup"
+    warmup_ratio: float = 0.03
+    clip: float = 1.0
+    precision: str = "bfloat16"
+    """`bfloat16`: parameters and optimizer in fp32, computation in bf16. `float32`."""
+    gradient_checkpointing: bool = True
+    compile: bool = False
+    flex: bool | None = None
+    """Flex attention; None: on a GPU."""
+    lora_rank: int = 0
+    lora_alpha: int = 32
+    seed: int = 0
+
+    log_every: int = 10
+    save_every: int = 500
+    keep: int = 2
+    """Checkpoints that are kept."""
+    validate_every: int = 500
+    trackers: tuple[str, ...] = ()
+    """`tensorboard`, `wandb`: accelerate's trackers, beside metrics.jsonl."""
+
+    def __post_init__(self) -> None:
+        one_of("copy", self.copy, ("full", "answer"))
+        one_of("noise_per", self.noise_per, ("sequence", "block"))
+        one_of("loss_normaliser", self.loss_normaliser, ("labels", "example"))
+        one_of("label_padding", self.label_padding, ("block", "row", "none"))
+        one_of("scheduler", self.scheduler, ("constant_with_warmup", "cosine"))
+        one_of("precision", self.precision, ("bfloat16", "float32"))
+        for name in ("max_length", "total_batch", "device_batch", "log_every", "save_every", "validate_every", "keep"):
+            whole(name, getattr(self, name), least=1)
+        if self.max_steps is not None:
+            whole("max_steps", self.max_steps, least=1)
+        number("epochs", self.epochs, least=1e-6)
+        number("learning_rate", self.learning_rate, least=0)
+        number("warmup_ratio", self.warmup_ratio, least=0, most=1)
+        number("residual.dropout", self.residual.dropout, least=0, most=1)
+
+    def with_settings(self, settings: dict[str, Any]) -> TrainConfig:
+        """The same with some values replaced; dotted names reach into `carry`, `residual` and `toy`."""
+        changed: dict[str, Any] = {}
+        for name, value in settings.items():
+            head, _, rest = name.partition(".")
+            if head not in [f.name for f in fields(self)]:
+                raise unknown_name("training setting", head, [f.name for f in fields(self)])
+            if not rest:
+                changed[head] = tuple(value) if isinstance(value, list) else value
+                continue
+            inner = changed.get(head, getattr(self, head))
+            if head == "toy":
+                changed[head] = {**inner, rest: value}
+            elif head in ("carry", "residual"):
+                inner = inner if inner is not None else Residual()
+                if rest not in [f.name for f in fields(inner)]:
+                    raise unknown_name(f"setting of {head}", rest, [f.name for f in fields(inner)])
+                changed[head] = replace(inner, **{rest: tuple(value) if isinstance(value, list) else value})
+            else:
+                raise RCDError(f"{head} has no settings of its own, so {name!r} cannot be set.")
+        try:
+            return replace(self, **changed)
+        except TypeError as error:
+            raise RCDError(f"a training setting has a value of the wrong kind ({error}).") from error
+
+    def batching(self, processes: int, block_length: int, pad_token_id: int) -> Batching:
+        pack = self.max_length // block_length * block_length if self.pack else 0
+        return Batching(
+            total=self.total_batch, device=self.device_batch, block_length=block_length, pad_token_id=pad_token_id,
+            per=self.noise_per, normaliser=self.loss_normaliser, label_padding=self.label_padding, pack=pack,
+            seed=self.seed,
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        return content

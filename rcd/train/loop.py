@@ -1,0 +1,313 @@
+"""The loop: one stage of a recipe, on one process or many.
+
+accelerate gives processes, devices and trackers; FSDP2 (`fully_shard`) shards layer by layer where there is more than
+one process; gradients are summed over micro-batches and processes with one normaliser, so that the loss does not depend
+on how a batch was split.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from rcd.carry.base import describe
+from rcd.data.examples import Example, Report, encode
+from rcd.data.rows import rows_of
+from rcd.data.sums import character_tokenizer
+from rcd.diffusion.noise import example_generator
+from rcd.errors import RCDError
+from rcd.models import checkpoint as ckpt
+from rcd.models.checkpoint import Checkpoint
+from rcd.models.pairing import check_pair
+from rcd.models.toy import toy
+from rcd.models.writing import save
+from rcd.train.batches import Batches
+from rcd.train.config import TrainConfig
+from rcd.train.lora import add_lora, merged_state
+from rcd.train.objective import Losses, Objective
+from rcd.train.store import Store, whole_state
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Stage:
+    """Everything a stage works with."""
+
+    config: TrainConfig
+    checkpoint: Checkpoint
+    reference: Checkpoint | None
+    examples: list[Example]
+    held_out: list[Example]
+    report: Report
+
+    @classmethod
+    def of(cls, config: TrainConfig, reference: str | Path | None, device: torch.device) -> Stage:
+        """Load models and data; bad input is refused here, before any work."""
+        checkpoint = load_start(config, device)
+        second = None
+        if config.carry is not None and not config.residual.recycling and not config.residual.trajectory:
+            path = reference or config.reference
+            if path is None:
+                raise RCDError("stage 2 needs a reference: train one first (--stage all) or name one with --reference.")
+            second = ckpt.load(path, device=device, block_length=config.block_length)
+            check_pair(checkpoint, second)
+        if checkpoint.tokenizer is None:
+            raise RCDError(f"{config.model} has no tokenizer, and training texts need one.")
+        eos = checkpoint.model.settings.eos_token_ids
+        examples, report = encode(
+            rows_of(config.data, config.split), checkpoint.tokenizer, eos_token_id=eos[0] if eos else 0,
+            max_length=min(config.max_length, checkpoint.model.settings.context_length),
+            prompt_field=config.prompt_field, response_field=config.response_field, chat=config.chat,
+        )  # fmt: skip
+        if config.validation >= len(examples):
+            raise RCDError(f"{config.validation} examples are to be held out, but only {len(examples)} are left.")
+        cut = len(examples) - config.validation
+        return cls(config, checkpoint, second, examples[:cut], examples[cut:], report)
+
+    @property
+    def block_length(self) -> int:
+        return self.checkpoint.model.settings.block_length or 1
+
+    def batches(self, examples: list[Example], purpose: str, processes: int = 1) -> Batches:
+        eos = self.checkpoint.model.settings.eos_token_ids
+        return Batches(examples, self.config.batching(processes, self.block_length, eos[0] if eos else 0), purpose)
+
+
+def load_start(config: TrainConfig, device: torch.device) -> Checkpoint:
+    """The checkpoint that training starts from, with fp32 parameters that learn."""
+    if config.model.startswith("toy:"):
+        tokenizer = character_tokenizer()
+        shape: dict[str, Any] = {**config.toy, "vocab": len(tokenizer)}
+        start = toy(config.model.removeprefix("toy:"), seed=config.seed, tokenizer=tokenizer, device=device, **shape)
+    else:
+        start = ckpt.load(
+            config.model, device=device, dtype="float32", block_length=config.block_length,
+            mask_token_id=config.mask_token_id, attention=config.attention,
+        )  # fmt: skip
+    for parameter in start.model.parameters():
+        parameter.requires_grad_(True)
+    return start
+
+
+def shard(objective: Objective, precision: str) -> None:
+    """FSDP2: every layer a unit, the embeddings and the head with the root."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    policy = MixedPrecisionPolicy()
+    if precision == "bfloat16":
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    layers: Any = objective.model.backbone.layers
+    for layer in layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(objective, mp_policy=policy)
+
+
+def schedule(config: TrainConfig, step: int, steps: int) -> float:
+    """The learning rate's factor at a step."""
+    warmup = math.ceil(config.warmup_ratio * steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    if config.scheduler == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+    return 1.0
+
+
+class Trainer:
+    def __init__(self, stage: Stage, folder: Path, accelerator: Accelerator, say: Say = print):
+        self.stage, self.config, self.folder, self.say = stage, stage.config, folder, say
+        self.accelerator = accelerator
+        self.device = accelerator.device
+        config, model = stage.config, stage.checkpoint.model
+        if config.lora_rank:
+            add_lora(model, config.lora_rank, config.lora_alpha)
+        model.train()
+        if config.gradient_checkpointing:
+            model.backbone.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        flex = self.device.type == "cuda" if config.flex is None else config.flex
+        self.objective = Objective(
+            model, carry=config.carry, source=config.residual, block_length=stage.block_length, copy=config.copy,
+            flex=flex, reference=None if stage.reference is None else stage.reference.model,
+        )  # fmt: skip
+        if config.compile:
+            layers: Any = model.backbone.layers
+            for layer in layers:
+                layer.compile()
+        if accelerator.num_processes > 1:
+            shard(self.objective, config.precision)
+        learnt = [p for p in self.objective.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            learnt, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay,
+            fused=self.device.type == "cuda",
+        )  # fmt: skip
+        self.batches = stage.batches(stage.examples, "train", accelerator.num_processes)
+        per_epoch = self.batches.steps(0)
+        self.steps = config.max_steps or max(1, round(config.epochs * per_epoch))
+        self.per_epoch = per_epoch
+        self.store = Store(folder / "checkpoints", config.keep)
+        self.stopping = False
+
+    def autocast(self) -> Any:
+        half = self.config.precision == "bfloat16" and self.accelerator.num_processes == 1
+        return torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext()
+
+    def sum(self, values: Tensor) -> Tensor:
+        if dist.is_initialized():
+            dist.all_reduce(values)
+        return values
+
+    def step(self, number: int) -> dict[str, float]:
+        """One optimizer step."""
+        epoch, within = divmod(number, self.per_epoch)
+        processes, process = self.accelerator.num_processes, self.accelerator.process_index
+        micro = self.batches.step(epoch, within, process, processes)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * schedule(self.config, number, self.steps)
+        generator = example_generator(self.config.seed, "step", number)
+        figures = torch.zeros(5, dtype=torch.float64, device=self.device)
+        for batch in micro:
+            with self.autocast():
+                losses: Losses = self.objective(batch.to(self.device), generator)
+            # FSDP averages over processes; the loss is a sum over them
+            (losses.total * processes).backward()
+            kept = (losses.total.detach(), losses.cross_entropy, losses.masked, losses.alpha)
+            tokens = torch.tensor(float((batch.document >= 0).sum()), device=self.device)
+            figures += torch.stack([*(value.double() for value in kept), tokens.double()])
+        self.sum(figures)
+        total, cross_entropy, masked, alpha, tokens = figures.tolist()
+        if not math.isfinite(total):
+            names = ", ".join(name for batch in micro for name in batch.names[:8])
+            raise RCDError(
+                f"the loss is {total} at step {number + 1} (examples of this process: {names}); the last checkpoint is "
+                f"{self.store.last or 'none'}; lower learning_rate or look at those examples."
+            )
+        norm = nn.utils.clip_grad_norm_([p for p in self.objective.parameters() if p.requires_grad], self.config.clip)
+        if hasattr(norm, "full_tensor"):
+            norm = norm.full_tensor()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return {
+            "loss": total,
+            "cross_entropy": cross_entropy / max(1.0, masked),
+            "alpha": alpha / max(1.0, masked),
+            "grad_norm": float(norm),
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "tokens": tokens,
+        }
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """The held-out examples' loss, with the same noise every time."""
+        batches = self.stage.batches(self.stage.held_out, "validation")
+        batches.batching = replace(batches.batching, total=len(batches.rows(0)), pack=0)
+        processes, process = self.accelerator.num_processes, self.accelerator.process_index
+        self.objective.eval()
+        figures = torch.zeros(3, dtype=torch.float64, device=self.device)
+        for batch in batches.step(0, 0, process, processes):
+            with self.autocast():
+                losses = self.objective(batch.to(self.device), example_generator(self.config.seed, "validation"))
+            figures += torch.stack([losses.total.double(), losses.cross_entropy.double(), losses.masked.double()])
+        self.objective.train()
+        total, cross_entropy, masked = self.sum(figures).tolist()
+        return {"validation_loss": total, "validation_cross_entropy": cross_entropy / max(1.0, masked)}
+
+    def run(self, resume: bool = False) -> Path:
+        """Train to the end (or to a SIGTERM, which saves); returns the exported folder."""
+        done = 0
+        if resume and self.store.steps():
+            done = self.store.steps()[-1]
+            self.store.load(done, self.objective, self.optimizer)
+            self.say(f"resumed at step {done} of {self.steps}")
+        began, seen = time.perf_counter(), 0.0
+        with self._signals(), (self.folder / "metrics.jsonl").open("a") as metrics:
+            for number in range(done, self.steps):
+                figures = self.step(number)
+                seen += figures["tokens"]
+                last = number + 1 == self.steps
+                if (number + 1) % self.config.validate_every == 0 or last:
+                    figures |= self.validate() if self.stage.held_out else {}
+                if (number + 1) % self.config.log_every == 0 or last or "validation_loss" in figures:
+                    rate = seen / (time.perf_counter() - began)
+                    self._log(metrics, number + 1, {**figures, "tokens_per_second": rate}, began, done)
+                stop = bool(self.sum(torch.tensor(float(self.stopping), device=self.device)) > 0)
+                if (number + 1) % self.config.save_every == 0 or last or stop:
+                    self.store.save(number + 1, self.objective, self.optimizer, {"config": self.config.to_json()})
+                if stop and not last:
+                    raise Stopped(number + 1)
+        return self.export()
+
+    def export(self) -> Path:
+        """The trained model as an ordinary folder of its family."""
+        state = whole_state(self.objective)
+        target = self.folder / "model"
+        if self.accelerator.is_main_process:
+            trained = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+            if self.config.lora_rank:
+                trained = merged_state(trained, self.config.lora_rank, self.config.lora_alpha)
+            rcd = replace(
+                self.stage.checkpoint.rcd,
+                carry=None if self.config.carry is None else describe(self.config.carry),
+                block_length=self.stage.checkpoint.model.settings.block_length,
+                stage="reference" if self.config.carry is None else "target",
+                provenance={"trained_from": self.config.model, "data": self.config.data, "steps": self.steps},
+            )
+            save(replace(self.stage.checkpoint, rcd=rcd), target, overwrite=True, state=trained)
+        self.accelerator.wait_for_everyone()
+        return target
+
+    def _log(self, metrics: Any, step: int, figures: dict[str, float], began: float, done: int) -> None:
+        self.accelerator.log(figures, step=step)
+        if not self.accelerator.is_main_process:
+            return
+        metrics.write(json.dumps({"step": step, **{k: round(v, 6) for k, v in figures.items()}}) + "\n")
+        metrics.flush()
+        left = (time.perf_counter() - began) / max(1, step - done) * (self.steps - step)
+        text = f"step {step}/{self.steps}  loss {figures['loss']:.4f}  ce {figures['cross_entropy']:.4f}"
+        if self.config.carry is not None:
+            text += f"  alpha {figures['alpha']:.3f}"
+        if "validation_loss" in figures:
+            text += f"  valid {figures['validation_loss']:.4f}"
+        self.say(f"{text}  {figures['tokens_per_second']:,.0f} tokens/s  {_clock(left)} left")
+
+    def _signals(self) -> Any:
+        """SIGTERM asks for a last checkpoint."""
+        return _asked_to_stop(self)
+
+
+class Stopped(Exception):
+    """SIGTERM: the step's checkpoint is written."""
+
+
+class _asked_to_stop:
+    def __init__(self, trainer: Trainer):
+        self.trainer = trainer
+
+    def __enter__(self) -> None:
+        self.before = None
+        with suppress(ValueError):  # not in the main thread: nobody sends signals there
+            self.before = signal.signal(signal.SIGTERM, self._stop)
+
+    def _stop(self, *_: Any) -> None:
+        self.trainer.stopping = True
+
+    def __exit__(self, *_: Any) -> None:
+        if self.before is not None:
+            signal.signal(signal.SIGTERM, self.before)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

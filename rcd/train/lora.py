@@ -1,0 +1,39 @@
+"""LoRA through peft: low-rank updates of the backbone's matrices, merged into ordinary weights on export."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from rcd.errors import RCDError
+from rcd.models.lm import DiffusionLM
+
+ADAPTER = "default"
+MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def add_lora(model: DiffusionLM, rank: int, alpha: int) -> None:
+    """Freeze the model and put adapters beside the backbone's matrices."""
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise RCDError("LoRA needs the peft package: pip install 'residual-context-diffusion[train]'.") from error
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    config: Any = LoraConfig(r=rank, lora_alpha=alpha, target_modules=MATRICES, lora_dropout=0.0)
+    inject_adapter_in_model(config, model.backbone)
+
+
+def merged_state(state: dict[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:
+    """W + alpha / r * B A, under the matrices' own names."""
+    merged: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if ".lora_" in name:
+            continue
+        plain = name.replace(".base_layer.", ".")
+        a, b = (plain.removesuffix(".weight") + f".lora_{which}.{ADAPTER}.weight" for which in "AB")
+        if a in state:
+            tensor = tensor + (state[b].float() @ state[a].float() * (alpha / rank)).to(tensor.dtype)
+        merged[plain] = tensor
+    return merged

@@ -1,0 +1,71 @@
+"""Where stage 2's residuals come from (Algorithm 1, lines 7-10), and the settings beyond the paper.
+
+Shapes: B rows, L slots, M masked positions, V vocabulary, D embedding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from rcd.carry.residual import Residual, ResidualState
+from rcd.residual.distribution import Distribution, align_vocabulary
+
+CHUNK = 2048
+
+
+@dataclass(frozen=True)
+class ResidualSource:
+    """How the residual of a training step is made. The defaults are the paper's."""
+
+    dropout: float = 0.0
+    """Share of examples without a residual, so that the cold start's plain mask is in distribution."""
+    recycling: int = 0
+    """0: the reference gives the residual. n > 0: the target itself does, by 1 to n passes without gradient, each fed
+    with the residual of the one before; no reference is needed."""
+    noisier: float = 0.0
+    """The residual is read from a state in which this share of the visible answer tokens is masked as well: decoding
+    takes it from the step before, which knew less."""
+    trajectory: int = 0
+    """n > 0: state and residual come from 0 to n steps of the model's own decoding of the masked answer, the true token
+    put wherever it would commit; the loss is on what is then still masked."""
+    trajectory_share: float = 2 / 3
+    """Share of the training steps that are trajectories."""
+    trajectory_threshold: tuple[float, float] = (0.5, 0.99)
+    """The commit threshold of a trajectory is drawn from this range."""
+    codebook_gradient: bool = False
+    """Whether the loss reaches the codebook through delta. The paper does not say."""
+
+
+def residual_of(
+    hidden_MD: Tensor,
+    head_VD: Tensor,
+    carry: Residual,
+    codebook_VD: Tensor,
+    *,
+    gradient: bool = False,
+    chunk: int = CHUNK,
+) -> ResidualState:
+    """alpha and delta at the masked positions, from the hidden states of whoever predicts, chunk by chunk."""
+
+    def one(part: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
+        logits = align_vocabulary(part @ head_VD.t(), codebook.shape[0])
+        state = carry.residual(Distribution(logits), codebook)
+        return state.alpha, state.delta
+
+    head_VD, hidden_MD = head_VD.detach(), hidden_MD.detach()
+    codebook = codebook_VD if gradient else codebook_VD.detach()
+    alphas, deltas = [], []
+    for part in hidden_MD.to(head_VD.dtype).split(chunk):
+        if gradient:
+            alpha, delta = checkpoint(one, part, codebook, use_reentrant=False)
+        else:
+            alpha, delta = one(part, codebook)
+        alphas.append(alpha.detach())
+        deltas.append(delta)
+    if not alphas:
+        return ResidualState(codebook.new_zeros(0, dtype=torch.float32), codebook.new_zeros(0, codebook.shape[1]))
+    return ResidualState(torch.cat(alphas), torch.cat(deltas))

@@ -1,0 +1,305 @@
+"""Algorithm 1: the loss, the layouts, the residuals, and the settings beyond the paper at their neutral values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rcd.carry.residual import Residual
+from rcd.data.examples import Example
+from rcd.decode.config import DecodeConfig
+from rcd.decode.lanes import Run
+from rcd.diffusion.noise import draw, example_generator
+from rcd.models.lm import DiffusionLM, View
+from rcd.models.toy import toy
+from rcd.train.batches import Batches, Batching
+from rcd.train.layout import Batch
+from rcd.train.loss import masked_cross_entropy
+from rcd.train.objective import Objective
+from rcd.train.residuals import ResidualSource
+from tests.conftest import FAMILIES
+
+B = 4
+
+
+def model(family: str, seed: int = 3, **shape: Any) -> DiffusionLM:
+    built = toy(family, seed=seed, block_length=B if family == "sdar" else None, **shape).model.double()
+    for parameter in built.parameters():
+        parameter.requires_grad_(True)
+    return built
+
+
+EXAMPLES = [
+    Example(
+        f"example {n}", torch.randint(1, 100, (7 + 3 * n,), generator=example_generator("x", n)).tolist(), 3 + n % 4
+    )
+    for n in range(6)
+]
+BATCHING = Batching(total=6, device=6, block_length=B, pad_token_id=127)
+
+
+def batch(**settings: Any) -> Batch:
+    return Batches(EXAMPLES, replace(BATCHING, **settings)).step(0, 0)[0]
+
+
+def loss(objective: Objective, given: Batch | None = None, seed: int = 0) -> torch.Tensor:
+    return objective(given or batch(), torch.Generator().manual_seed(seed)).total
+
+
+@pytest.mark.parametrize("chunk", [3, 100])
+def test_the_chunked_loss_and_its_gradients_equal_the_plain_ones(chunk: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(10, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    head = torch.randn(20, 8, generator=generator, dtype=torch.float64, requires_grad=True)
+    target, weight = torch.arange(10) % 20, torch.rand(10, generator=generator)
+    total, each = masked_cross_entropy(hidden, head, target, weight, chunk)
+    (3 * total).backward()
+    ours = hidden.grad, head.grad
+    hidden.grad = head.grad = None
+    plain = torch.nn.functional.cross_entropy(hidden @ head.t(), target, reduction="none")
+    (3 * (plain * weight).sum()).backward()
+    torch.testing.assert_close(each, plain.float())
+    torch.testing.assert_close(ours[0], hidden.grad, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(ours[1], head.grad, atol=1e-6, rtol=1e-5)
+
+
+def test_the_prompt_is_never_masked_and_the_rate_is_t() -> None:
+    answer = torch.arange(4000) >= 1000
+    block = torch.arange(4000) // 50
+    masked, p_mask = draw(answer, block, torch.Generator().manual_seed(1))
+    assert not masked[:1000].any()
+    assert len(p_mask.unique()) == 1
+    assert masked[1000:].float().mean().item() == pytest.approx(p_mask[0].item(), abs=0.03)
+    _, per_block = draw(answer, block, torch.Generator().manual_seed(1), per="block")
+    assert len(per_block.unique()) == 80
+
+
+def test_the_loss_is_weighted_with_one_over_t_and_divided_by_the_labels() -> None:
+    """Sec. 2.1 by hand, with SDAR's normaliser."""
+    given, target = batch(), model("sdar")
+    out = Objective(target)(given)
+    labels = sum(-(-len(e.ids) // B) * B - e.prompt for e in EXAMPLES)
+    assert int(given.answer.sum()) == labels
+    torch.testing.assert_close(given.normaliser[given.answer], torch.full((labels,), 1 / labels))
+    assert int(out.masked) == int(given.masked.sum())
+    per_example = batch(normaliser="example")
+    sums = [(per_example.normaliser * per_example.answer)[r].sum() for r in range(6)]
+    torch.testing.assert_close(torch.stack(sums), torch.full((6,), 1 / 6))
+
+
+def test_padding_is_learnt_as_the_families_do() -> None:
+    sizes = sorted(len(e.ids) for e in EXAMPLES)
+    longest = -(-sizes[-1] // B) * B
+    assert int(batch(label_padding="none").answer.sum()) == sum(len(e.ids) - e.prompt for e in EXAMPLES)
+    assert int(batch(label_padding="row").answer.sum()) == sum(longest - e.prompt for e in EXAMPLES)
+
+
+@pytest.mark.parametrize("carry", [None, Residual()])
+def test_both_block_layouts_give_the_same_loss(carry: Residual | None) -> None:
+    target, reference = model("sdar"), model("sdar", seed=9, layers=1)
+    losses = [loss(Objective(target, carry=carry, reference=reference, copy=copy)) for copy in ("full", "answer")]
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packing_does_not_change_the_loss(family: str) -> None:
+    """Documents in one row do not see one another; only the order of the sum differs."""
+    target = model(family)
+    alone = loss(Objective(target, block_length=B))
+    rows = Batches(EXAMPLES, replace(BATCHING, pack=48, total=3, device=3))
+    assert len(rows.rows(0)) < len(EXAMPLES)
+    rows.batching = replace(rows.batching, total=len(rows.rows(0)), device=len(rows.rows(0)))
+    packed = rows.step(0, 0)[0]
+    torch.testing.assert_close(loss(Objective(target, block_length=B), packed), alone, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_the_training_layouts_predictions_equal_cached_decodings() -> None:
+    """Every noisy block, read beside the clean text in one pass, against the same block behind a KV cache."""
+    target, given = model("sdar"), batch()
+    objective = Objective(target)
+    layout = objective._lay_out(given, given.masked)
+    hidden = objective._hidden(target, layout, None)
+    rows, slots = layout.source.unbind(1)
+    for r in range(len(given.ids)):
+        size = int((given.document[r] >= 0).sum())
+        config = DecodeConfig(block_length=B).resolved(target.settings)
+        run = Run.of(target, None, config, [torch.Generator()], capacity=size)
+        position = torch.arange(size)[None]
+        noisy = given.ids[r].masked_fill(given.masked[r], target.settings.mask_token_id)[None]
+        for start in range(0, size, B):
+            window = slice(start, start + B)
+            view = run.target.view(position[:, window], position[:, : start + B])
+            cached = run.target.forward(noisy[:, window], view).hidden[0]
+            here = (rows == r) & (slots >= start) & (slots < start + B)
+            torch.testing.assert_close(hidden[here], cached[slots[here] - start], atol=1e-9, rtol=0)
+            run.target.store(given.ids[r : r + 1, window], view)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_what_is_trained_is_what_is_decoded(family: str) -> None:
+    """The training forward with a residual equals the decoder's model call with the same residual."""
+    target, given = model(family), batch()
+    target.settings = replace(target.settings, attention="bidirectional")
+    objective = Objective(target, carry=Residual(), reference=model(family, seed=9), block_length=B)
+    objective.reference.settings = target.settings  # type: ignore[union-attr]
+    state = objective._residual(given, given.masked, None)
+    layout = objective._lay_out(given, given.masked)
+    number, residual = state
+    full = Residual().refresh(None, _Shape(given.ids.shape, 128), target.codebook)
+    alpha, delta = full.alpha.double(), full.delta
+    rows, slots = layout.source.unbind(1)
+    alpha[rows, slots] = residual.alpha[number[rows, slots]].double()
+    delta[rows, slots] = residual.delta[number[rows, slots]]
+    from rcd.carry.residual import ResidualState
+
+    seen = View(given.position, layout.attention)
+    decoded = target(layout.ids, seen, Residual(), ResidualState(alpha.float(), delta)).hidden[rows, slots]
+    trained = objective._hidden(target, layout, ResidualState(residual.alpha, residual.delta))
+    torch.testing.assert_close(trained, decoded, atol=1e-6, rtol=0)
+
+
+class _Shape:
+    def __init__(self, shape: Any, vocabulary: int):
+        self.shape = (*shape, vocabulary)
+        self.device = torch.device("cpu")
+        self.generators: list[torch.Generator] = []
+
+    def own(self) -> Any:
+        raise AssertionError
+
+    reference = own
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rcd_with_alpha_zero_is_seqd(family: str) -> None:
+    target, reference = model(family), model(family, seed=9)
+    seqd = loss(Objective(target, block_length=B))
+    off = Objective(target, carry=Residual(alpha_scale=0.0), reference=reference, block_length=B)
+    on = Objective(target, carry=Residual(), reference=reference, block_length=B)
+    assert loss(off).item() == seqd.item()
+    assert loss(on).item() != seqd.item()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "neutral",
+    [
+        ResidualSource(dropout=0.0),
+        ResidualSource(noisier=0.0),
+        ResidualSource(recycling=0),
+        ResidualSource(trajectory=4, trajectory_share=0.0),
+        ResidualSource(codebook_gradient=True),
+    ],
+    ids=["dropout", "noisier", "recycling", "trajectory", "codebook_gradient"],
+)
+def test_each_setting_beyond_the_paper_at_its_neutral_value_is_the_papers_loss(
+    family: str, neutral: ResidualSource
+) -> None:
+    target, reference = model(family), model(family, seed=9)
+    paper = loss(Objective(target, carry=Residual(), reference=reference, block_length=B))
+    assert loss(Objective(target, carry=Residual(), source=neutral, reference=reference, block_length=B)) == paper
+
+
+def test_dropping_every_residual_is_seqd() -> None:
+    target, reference = model("sdar"), model("sdar", seed=9)
+    dropped = Objective(target, carry=Residual(), source=ResidualSource(dropout=1.0), reference=reference)
+    assert loss(dropped).item() == loss(Objective(target)).item()
+
+
+def test_one_recycling_pass_is_a_reference_that_equals_the_target() -> None:
+    target = model("sdar")
+    own = Objective(target, carry=Residual(), source=ResidualSource(recycling=1))
+    assert loss(own).item() == loss(Objective(target, carry=Residual(), reference=target)).item()
+    assert loss(Objective(target, carry=Residual(), source=ResidualSource(recycling=3)), seed=1).isfinite()
+
+
+def test_a_noisier_state_gives_another_residual() -> None:
+    target, reference = model("sdar"), model("sdar", seed=9)
+    paper = Objective(target, carry=Residual(), reference=reference)
+    noisier = Objective(target, carry=Residual(), reference=reference, source=ResidualSource(noisier=0.5))
+    assert loss(noisier) != loss(paper)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("carry", [None, Residual(alpha_scale=0.3)])
+def test_a_trajectory_leaves_the_hard_positions_with_true_tokens_around_them(
+    family: str, carry: Residual | None
+) -> None:
+    target, given = model(family, spread=6.0), batch()
+    source = ResidualSource(trajectory=4, trajectory_share=1.0, trajectory_threshold=(0.5, 0.6))
+    objective = Objective(target, carry=carry, source=source, block_length=B)
+    left = []
+    for seed in range(12):
+        masked, weight, state = objective._trajectory(given, torch.Generator().manual_seed(seed))
+        assert not (masked & ~given.answer).any()
+        assert masked.any(-1).all()
+        assert weight[masked].isfinite().all()
+        left.append(int(masked.sum()))
+        assert (state is None) == (carry is None or left[-1] == int(given.answer.sum()))
+    assert max(left) == int(given.answer.sum()) and min(left) < max(left)
+    assert loss(objective).isfinite()
+
+
+def test_gradients_reach_the_target_and_never_the_reference() -> None:
+    target, reference = model("sdar"), model("sdar", seed=9)
+    loss(Objective(target, carry=Residual(), reference=reference)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in target.parameters())
+    assert all(p.grad is None for p in reference.parameters())
+
+
+def test_the_codebooks_gradient_through_delta_is_a_choice() -> None:
+    reference, grads = model("sdar", seed=9), []
+    for flows in (False, True):
+        target = model("sdar")
+        source = ResidualSource(codebook_gradient=flows)
+        loss(Objective(target, carry=Residual(), reference=reference, source=source)).backward()
+        grads.append(target.codebook.grad)
+    assert not torch.allclose(grads[0], grads[1])  # type: ignore[arg-type]
+
+
+def test_a_reference_may_be_smaller_and_have_another_padded_vocabulary() -> None:
+    target = model("sdar")
+    reference = model("sdar", seed=9, width=32, layers=1, vocab=160)
+    reference.settings = replace(reference.settings, mask_token_id=target.settings.mask_token_id)
+    assert loss(Objective(target, carry=Residual(), reference=reference)).isfinite()
+
+
+def test_nothing_of_the_size_of_batch_times_length_times_vocabulary_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest fp32 tensor that is made has a chunk's rows, not the batch's."""
+    from rcd.train import loss as module
+    from rcd.train import residuals
+
+    seen: list[int] = []
+    plain = torch.Tensor.float
+
+    def spy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if tensor.dim() >= 2 and tensor.shape[-1] == 128:
+            seen.append(tensor.numel() // 128)
+        return plain(tensor, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "float", spy)
+    monkeypatch.setattr(module.masked_cross_entropy, "__defaults__", (4,))
+    monkeypatch.setattr(residuals.residual_of, "__kwdefaults__", {"gradient": False, "chunk": 4})
+    target, reference = model("sdar"), model("sdar", seed=9)
+    loss(Objective(target, carry=Residual(), reference=reference)).backward()
+    assert seen and max(seen) <= 4 < int(batch().masked.sum())
+
+
+def test_an_examples_noise_depends_on_nothing_but_itself() -> None:
+    everything = Batches(EXAMPLES, BATCHING).step(0, 0)[0]
+    halves = [Batches(EXAMPLES, replace(BATCHING, device=3)).step(0, 0, process, 2)[0] for process in (0, 1)]
+    for half, start in zip(halves, (0, 1), strict=True):
+        for k, name in enumerate(half.names):
+            r = everything.names.index(name)
+            assert r == start + 2 * k
+            width = half.ids.shape[1]
+            assert torch.equal(half.masked[k], everything.masked[r, :width])
+            size = int((half.document[k] >= 0).sum())
+            assert torch.equal(half.weight[k, :size], everything.weight[r, :size])
+    other = Batches(EXAMPLES, BATCHING).step(1, 0)[0]
+    assert other.names != everything.names
