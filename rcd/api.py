@@ -119,8 +119,15 @@ class Pipeline:
     def settings(self) -> ModelSettings:
         return self.model.settings
 
+    @property
+    def untrained(self) -> bool:
+        """A causal model that is only the start of an adaptation."""
+        return self.model.spec.causal and self.checkpoint.rcd.stage is None
+
     def resolve(self, config: DecodeConfig | None = None) -> DecodeConfig:
         """The configuration with every None filled in from the checkpoint."""
+        if config is not None and not isinstance(config, DecodeConfig):
+            raise RCDError(f"a configuration is a DecodeConfig, not a {type(config).__name__}.")
         return (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry)
 
     def generate(
@@ -167,8 +174,6 @@ class Pipeline:
     def encode(self, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
         """Every prompt as token ids."""
         batch = [prompts] if _is_single(prompts) else list(prompts)
-        if not batch:
-            raise RCDError("there are no prompts; give at least one.")
         return [self._encode(prompt, chat) for prompt in batch]
 
     def _encode(self, prompt: Any, chat: bool | None) -> list[int]:
@@ -281,4 +286,4 @@ def _is_single(prompts: Any) -> bool:
         return True
     if hasattr(prompts, "tolist"):
         return bool(prompts.ndim == 1)
-    return len(prompts) > 0 and all(isinstance(item, (int, float, dict)) for item in prompts)
+    return all(isinstance(item, (int, float, dict)) for item in prompts)

@@ -24,7 +24,7 @@ def generate(
     alpha_scale: Annotated[float | None, typer.Option(help="Multiplies alpha.", rich_help_panel=opt.CARRY)] = None,
     alpha_value: Annotated[float | None, typer.Option(help="Of --alpha fixed.", rich_help_panel=opt.CARRY)] = None,
     start: Annotated[
-        str | None, typer.Option(help="zero, dirichlet, self or reference.", rich_help_panel=opt.CARRY)
+        str | None, typer.Option(help="zero (cold), dirichlet, self, reference (warm).", rich_help_panel=opt.CARRY)
     ] = None,
     concentration: Annotated[
         float | None, typer.Option(help="Of --start dirichlet.", rich_help_panel=opt.CARRY)
@@ -51,7 +51,8 @@ def generate(
     threshold: Annotated[float, typer.Option(help="In [0, 1].", rich_help_panel=opt.COMMIT)] = 0.85,
     factor: Annotated[float, typer.Option(help="Of --commit factor.", rich_help_panel=opt.COMMIT)] = 1.0,
     num_inference_steps: Annotated[
-        int | None, typer.Option("--steps", help="At most so many steps a block.", rich_help_panel=opt.COMMIT)
+        int | None,
+        typer.Option("--num-inference-steps", "--steps", help="At most so many a block.", rich_help_panel=opt.COMMIT),
     ] = None,
     block_length: Annotated[
         int | None, typer.Option(help="By default the checkpoint's.", rich_help_panel=opt.COMMIT)
@@ -111,6 +112,10 @@ def generate(
     second = load(reference, device=device, dtype=dtype) if reference else None
     chosen, idle = opt.carry_of(carry, pipeline.checkpoint.rcd.carry, settings)
     config = pipeline.resolve(DecodeConfig(**common, carry=chosen))  # type: ignore[arg-type]
+    if pipeline.untrained:
+        print(
+            f"rcd: note: {model} is a causal model, not trained for diffusion; its text means nothing", file=sys.stderr
+        )
     if idle:
         flags = ", ".join("--" + name.replace("_", "-") for name in idle)
         print(f"rcd: note: {flags}: no effect with --carry none", file=sys.stderr)

@@ -18,6 +18,7 @@ def info(
     family: opt.Family = None,
     mask_token_id: opt.MaskId = None,
     eos_token_id: opt.EosId = None,
+    block_length: Annotated[int | None, typer.Option(help="By default the checkpoint's.")] = None,
     attention: opt.Attention = None,
     shift: opt.Shift = None,
     revision: opt.Revision = None,
@@ -28,7 +29,7 @@ def info(
 
     chosen: dict[str, Any] = dict(
         family=family, revision=revision, mask_token_id=mask_token_id, eos_token_ids=eos_token_id or None,
-        attention=attention, shift=shift,
+        attention=attention, shift=shift, block_length=block_length,
     )  # fmt: skip
     opened = open_checkpoint(model, **chosen)
     if opened.path.is_dir():
@@ -56,7 +57,7 @@ def info(
         "tokenizer": None if opened.tokenizer is None else type(opened.tokenizer).__name__,
         "chat_template": bool(getattr(opened.tokenizer, "chat_template", None)),
         "carry": rcd.carry or {"name": "none"},
-        "stage": rcd.stage,
+        "stage": rcd.stage or ("causal, not trained for diffusion" if opened.spec.causal else None),
         "provenance": rcd.provenance,
     }
     if check:
@@ -82,7 +83,7 @@ def _readable(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, dict):
-        return ", ".join(f"{k} {v}" for k, v in value.items()) or "-"
+        return "\n".join(str(v) if k == "name" else f"{k} = {v}" for k, v in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(map(str, value)) or "-"
     return "-" if value is None else str(value)

@@ -14,7 +14,7 @@ from rcd.errors import unknown_name
 
 def show(
     kind: Annotated[str | None, typer.Argument(help="Only this kind: " + ", ".join(registry.PARTS) + ".")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print {kind: [names]}.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: names by kind.")] = False,
 ) -> None:
     """List every registered part, by kind."""
     if kind is not None and kind not in registry.PARTS:

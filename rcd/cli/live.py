@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -100,27 +102,34 @@ class Canvas:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         lines = self.text().wrap(console, options.max_width)
-        yield from list(lines)[-max(3, (options.height or console.height) - 3) :]
+        yield from list(lines)[-max(3, (options.height or console.height) - 4) :]
+        yield Text(f"step {self.steps}" if self.steps else "reading the prompt ...", style="dim")
 
 
 def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None = None) -> Finished:
-    """Show the events of one prompt as they come (nothing where the output is no terminal); returns the last."""
+    """Show the events of one prompt as they come (nothing where the output is no terminal); returns the last.
+
+    The moving part is taken away at the end and the whole text printed, however long it is.
+    """
     from rcd.decode.events import Finished
 
     console = console or Console()
     canvas, done = Canvas(pipeline), None
-    if not (console.is_terminal and sys.stdout.isatty()):
+    moving = console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()
+    # no refreshing thread: it would still run while the interpreter ends
+    with Live(canvas, console=console, auto_refresh=False, transient=True) if moving else nullcontext() as live:
+        drawn = 0.0
         for event in events:
-            done = event if isinstance(event, Finished) else done
-    else:
-        with Live(canvas, console=console, refresh_per_second=12, transient=False) as live:
-            for event in events:
-                canvas.see(event)
-                if isinstance(event, Finished):
-                    done = event
-                    canvas.finish(event)
-                live.update(canvas)
+            if isinstance(event, Finished):
+                done = event
+            canvas.see(event)
+            if live is not None and time.monotonic() - drawn > 0.04:
+                live.refresh()
+                drawn = time.monotonic()
     assert done is not None
+    if sys.stdout.isatty():
+        canvas.finish(done)
+        console.print(canvas.text(), highlight=False)
     return done
 
 

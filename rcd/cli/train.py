@@ -73,7 +73,8 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
     for name, config in stages.items():
         folder = output / name
         finished = (folder / "model" / "config.json").is_file()
-        _claim(folder, config, resume, write=main)
+        if main:
+            _claim(folder, config, resume)
         accelerator.wait_for_everyone()
         if name == "target" and reference is None and (output / "reference" / "model").is_dir():
             reference = str(output / "reference" / "model")
@@ -102,7 +103,7 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
     accelerator.end_training()
 
 
-def _claim(folder: Path, config: TrainConfig, resume: bool, write: bool) -> None:
+def _claim(folder: Path, config: TrainConfig, resume: bool) -> None:
     """A run's folder belongs to one configuration."""
     path = folder / "train.json"
     wanted = config.to_json()
@@ -116,9 +117,8 @@ def _claim(folder: Path, config: TrainConfig, resume: bool, write: bool) -> None
                 f"{folder} was begun with other settings ({'; '.join(differing)}); use those, or a new --output."
             )
         return
-    if write:
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(wanted, indent=2) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(wanted, indent=2) + "\n")
 
 
 def _parsed(settings: list[str], stage: str) -> dict[str, Any]:

@@ -50,14 +50,14 @@ def decode(
         # a row's block is the leftmost with a mask that matters
         block = torch.where(needed, block_of, len(block_of)).amin(-1)
         entered = block != current
-        candidates = masked & (block_of == block[:, None])
+        candidates = needed & (block_of == block[:, None])
         total = torch.where(entered, candidates.sum(-1), total)
         step, current = torch.where(entered, 0, step), block
 
         state = _refreshed(run, state, ids, view, rows, entered, config.carry_scope)
         least = quota(total, config.num_inference_steps or b, step)
         own = [generators[row] for row in rows]
-        inject = candidates if config.carry_scope == "block" else masked
+        inject = masked & (block_of == block[:, None]) if config.carry_scope == "block" else masked
         outcome = denoise(target, run.rules, ids, view, state, candidates, least, own, inject)
         run.ledger.count("denoising", rows)
         numbers = [run.ledger[row].denoising for row in rows]

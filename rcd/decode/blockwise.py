@@ -112,7 +112,8 @@ def _block(
     total = torch.full((len(rows),), b, device=ids.device)
     state, step = None, 0
     while True:
-        live = unsettled(ids, masked, output, model.settings.eos_token_ids, config.eos_early_stop).any(-1)
+        candidates = unsettled(ids, masked, output, model.settings.eos_token_ids, config.eos_early_stop)
+        live = candidates.any(-1)
         alive = live.tolist()
         if not any(alive):
             return ids
@@ -120,7 +121,7 @@ def _block(
         state = run.refresh(state, ids, view, rows, taking)
         least = quota(total, config.num_inference_steps or b, torch.full_like(total, step))
         drawing = [run.generators[row] if on else None for row, on in zip(rows, alive, strict=True)]
-        outcome = denoise(model, rules, ids, view, state, masked, least, drawing)
+        outcome = denoise(model, rules, ids, view, state, candidates, least, drawing, masked)
         run.ledger.count("denoising", taking)
         numbers = [run.ledger[row].denoising for row in rows]
         check_finite(outcome, live, rows, numbers)

@@ -44,8 +44,9 @@ class DecodeConfig:
     confidence: str | None = None
     """`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA); None: as the family does."""
     eos_early_stop: bool = True
-    """Stop as soon as nothing can change the text: an end token with no mask before it, or the length reached. False:
-    finish the block (blockwise) or the whole canvas (bidirectional), as the families' own code does."""
+    """Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are not committed,
+    and decoding stops when no other is left. False: finish the block (blockwise) or the whole canvas (bidirectional),
+    filler included, as the families' own code does."""
     eos_suppression: str = "none"
     """LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it last
     (`confidence_eos_eot_inf`)."""

@@ -19,7 +19,7 @@ def is_end(ids_BP: Tensor, eos: Sequence[int]) -> Tensor:
 
 
 def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, eos: Sequence[int], early: bool) -> Tensor:
-    """The masks that must still be decoded.
+    """The masks that must still be decoded, which are also those that may be committed.
 
     `output` marks the positions of the answer (behind the prompt, within the length). With `early`, a mask outside
     them, or behind an end token, no longer matters.
@@ -41,18 +41,19 @@ def cut(new_ids: list[int], eos: Sequence[int], limit: int) -> tuple[list[int], 
 def check_prompts(prompts: Sequence[Sequence[int]], model: ModelSettings, new_tokens: int, block_length: int) -> None:
     """Refuse, before any work, what cannot be decoded. `block_length` 1: the canvas is not rounded to a grid."""
     for number, prompt in enumerate(prompts):
+        which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
         if not len(prompt):
-            raise RCDError(f"prompt {number} is empty; give at least one token.")
+            raise RCDError(f"{which} is empty; give at least one token.")
         bad = next((token for token in prompt if not 0 <= token < model.vocab_size), None)
         if bad is not None:
-            raise RCDError(f"prompt {number} has the token id {bad}, outside the vocabulary of {model.vocab_size}.")
+            raise RCDError(f"{which} has the token id {bad}, outside the vocabulary of {model.vocab_size}.")
         if model.mask_token_id in prompt:
-            raise RCDError(f"prompt {number} contains the mask token (id {model.mask_token_id}); take it out.")
+            raise RCDError(f"{which} contains the mask token (id {model.mask_token_id}); take it out.")
         total = -(-(len(prompt) + new_tokens) // block_length) * block_length
         if total > model.context_length:
             room = model.context_length // block_length * block_length - len(prompt)
             way_out = f"lower max_new_tokens to {room} or less" if room > 0 else "shorten the prompt (or the blocks)"
             raise RCDError(
-                f"prompt {number} has {len(prompt)} tokens and with {new_tokens} new ones needs {total} positions, "
+                f"{which} has {len(prompt)} tokens and with {new_tokens} new ones needs {total} positions, "
                 f"but the model has {model.context_length}; {way_out}."
             )

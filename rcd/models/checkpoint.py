@@ -23,6 +23,7 @@ MASK_TEXT = "<|MASK|>"
 MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -47,7 +48,9 @@ def pick_device(device: str | torch.device | None = "auto") -> torch.device:
         chosen = torch.device(device)
         torch.zeros(1, device=chosen).item()
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise RCDError(f"the device {str(device)!r} cannot be used here; take auto, cpu, cuda or mps.") from error
+        there = ["auto", "cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+        there += ["mps"] if torch.backends.mps.is_available() else []
+        raise RCDError(f"the device {str(device)!r} cannot be used here; choose from: {', '.join(there)}.") from error
     return chosen
 
 
@@ -102,7 +105,7 @@ def open_checkpoint(
     if added:
         config = {**config, "vocab_size": settings.vocab_size}
     if spec.causal:
-        rcd = replace(rcd, provenance={"adapted_from": path.name, **rcd.provenance})
+        rcd = replace(rcd, provenance={"started_from": path.name, **rcd.provenance})
     rcd = replace(
         rcd, **changed_settings(settings, spec, overrides, own_type=str(config.get("model_type", "")).lower())
     )

@@ -1,4 +1,4 @@
-"""Whether a reference fits a target: a residual is a distribution over tokens, so both must mean the same by the same ids."""
+"""Whether a reference fits a target: a residual is a distribution over tokens, so both must mean the same by an id."""
 
 from __future__ import annotations
 

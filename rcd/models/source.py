@@ -38,8 +38,12 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     try:
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=WANTED))
     except Exception as error:  # the client's errors are many: no network, no such name, no access, no space
+        root: BaseException = error
+        while root.__cause__ or root.__context__:
+            root = root.__cause__ or root.__context__ or root
+        reason = first_line(root) if str(root) else type(root).__name__
         raise RCDError(
-            f"{str(source)!r} is no local folder, and the model hub did not give it ({type(error).__name__}); "
+            f"{str(source)!r} is no local folder, and the model hub did not give it ({reason}); "
             "check the name and the network, or give a folder."
         ) from error
 
@@ -146,7 +150,7 @@ def _quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """An error of another library, as part of a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
 

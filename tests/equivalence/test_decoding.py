@@ -14,6 +14,7 @@ from rcd.decode import lanes
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Finished, Step
 from rcd.decode.step import Rules, denoise
+from rcd.decode.stopping import unsettled
 from rcd.diffusion.attention import block_causal
 from rcd.models.lm import View
 from rcd.models.toy import toy
@@ -96,9 +97,11 @@ def uncached(pipeline: rcd.Pipeline, prompt: list[int], chosen: DecodeConfig) ->
         view = View(position, block_causal(position, position, b), None, slice(start, start + b))
         state: Any = rcd.Residual().refresh(None, Zeros(b, model.settings.vocab_size), model.codebook)
         state = state if chosen.carry != rcd.NoCarry() else None
-        while (ids == mask).any():
-            window = ids[:, start:]
-            outcome = denoise(model, rules, ids, view, state, window == mask, torch.ones(1, dtype=torch.long), [None])
+        output = (position[:, start:] >= len(prompt)) & (position[:, start:] < len(prompt) + chosen.max_new_tokens)
+        ends = model.settings.eos_token_ids
+        while (wanted := unsettled(ids[:, start:], ids[:, start:] == mask, output, ends, True)).any():
+            window, one = ids[:, start:], torch.ones(1, dtype=torch.long)
+            outcome = denoise(model, rules, ids, view, state, wanted, one, [None], window == mask)
             ids = torch.cat((ids[:, :start], torch.where(outcome.committed, outcome.token, window)), dim=1)
             state = outcome.state
         text = ids[0].tolist()
@@ -190,14 +193,18 @@ def test_a_reference_at_every_step_with_alpha_zero_is_seqd(models: dict[str, rcd
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("carry", ["none", "residual"])
-def test_stopping_early_does_not_change_the_text(family: str, carry: str) -> None:
+def test_early_stop_spends_no_step_on_filler(family: str, carry: str) -> None:
+    """At one token a step and without an end token, the steps are exactly the tokens; never more than the length."""
     stops = set()
     for seed in range(12):
         pipeline = exact(family, seed)
-        early, late = (pipeline.generate(PROMPTS, config(carry=carry, eos_early_stop=early)) for early in (True, False))
-        assert early.sequences == late.sequences
-        assert all(a.denoising_steps <= b.denoising_steps for a, b in zip(early.results, late.results, strict=True))
-        stops |= {result.stop_reason for result in early.results}
+        one = config(carry=carry, threshold=1.0)
+        early, late = (pipeline.generate(PROMPTS, replace(one, eos_early_stop=early)) for early in (True, False))
+        for a, b in zip(early.results, late.results, strict=True):
+            assert a.stop_reason == "eos" or a.denoising_steps == a.tokens == 21
+            assert a.tokens <= a.denoising_steps <= 21
+            assert b.denoising_steps >= b.tokens
+            stops.add(a.stop_reason)
     assert stops == {"eos", "length"}
 
 

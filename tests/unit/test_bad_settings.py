@@ -72,7 +72,7 @@ def test_a_prompt_longer_than_the_context_is_refused_before_work(family: str) ->
     pipeline = rcd.Pipeline(toy(family, context=64))
     with pytest.raises(rcd.RCDError, match=r"prompt 1 has 70 tokens.*shorten the prompt"):
         pipeline.generate([[1, 2], [3] * 70], rcd.DecodeConfig(max_new_tokens=8))
-    with pytest.raises(rcd.RCDError, match=r"prompt 0 has 40 tokens.*lower max_new_tokens to 24"):
+    with pytest.raises(rcd.RCDError, match=r"the prompt has 40 tokens.*lower max_new_tokens to 24"):
         pipeline.generate([3] * 40, rcd.DecodeConfig(max_new_tokens=30))
     assert pipeline.generate([3] * 40, rcd.DecodeConfig(max_new_tokens=24)).results[0].tokens <= 24
 
@@ -80,8 +80,8 @@ def test_a_prompt_longer_than_the_context_is_refused_before_work(family: str) ->
 def test_prompts_that_cannot_be_decoded(models: dict[str, rcd.Pipeline]) -> None:
     sdar = models["sdar"]
     cases: list[tuple[Any, str]] = [
-        ([], "no prompts"),
-        ([[]], "prompt 0 is empty"),
+        ([], "the prompt is empty"),
+        ([[], [1]], "prompt 0 is empty"),
         ([[1], [500]], "prompt 1 has the token id 500, outside the vocabulary"),
         ([[1, 125]], "contains the mask token"),
         ("text", "has no tokenizer"),
@@ -124,7 +124,7 @@ def test_a_reference_must_be_able_to_read_what_the_target_writes(models: dict[st
     with pytest.raises(rcd.RCDError, match="the reference knows 64 tokens and the target 128"):
         models["sdar"].generate([1, 2], warm, reference=small)
     short = rcd.Pipeline(toy("sdar", context=16))
-    with pytest.raises(rcd.RCDError, match=r"the reference cannot read this: prompt 0 has 30 tokens"):
+    with pytest.raises(rcd.RCDError, match=r"the reference cannot read this: the prompt has 30 tokens"):
         models["sdar"].generate([1] * 30, warm, reference=short)
 
 

@@ -1,0 +1,248 @@
+"""Whole runs of `rcd train`, in processes of their own: kill and resume, two processes, SIGTERM, LoRA, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rcd
+from rcd.cli.train import train
+from rcd.errors import RCDError
+
+QUICK = (
+    "max_steps=12 save_every=3 log_every=1 validate_every=6 data=sums:300 validation=20 total_batch=8 device_batch=4"
+)
+
+
+def flags(*extra: str) -> list[str]:
+    return [part for setting in (*QUICK.split(), *extra) for part in ("--set", setting)]
+
+
+def command(*args: str) -> list[str]:
+    return [sys.executable, "-m", "rcd.cli.main", "train", *args, "--device", "cpu"]
+
+
+def run(output: Path, *extra: str, stage: str = "all", resume: bool = False) -> None:
+    """In this process."""
+    settings = [*QUICK.split(), *extra]
+    train(
+        "smoke",
+        output=output,
+        stage=stage,
+        settings=settings,
+        reference=None,
+        resume=resume,
+        dry_run=False,
+        device="cpu",
+    )
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(load_file(folder / "model" / "model.safetensors"))
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("run") / "unbroken"
+    run(output)
+    return output
+
+
+def test_both_stages_learn_and_export_ordinary_folders(unbroken: Path) -> None:
+    for stage in ("reference", "target"):
+        logged = metrics(unbroken / stage)
+        assert [row["step"] for row in logged] == list(range(1, 13))
+        assert logged[-1]["cross_entropy"] < logged[0]["cross_entropy"]
+        assert "validation_loss" in logged[-1]
+        assert len(list((unbroken / stage / "checkpoints").glob("step-*"))) == 2
+    assert metrics(unbroken / "target")[-1]["alpha"] > 0.1
+    reference, target = (rcd.load(unbroken / s / "model", device="cpu") for s in ("reference", "target"))
+    assert reference.resolve().carry == rcd.NoCarry() and reference.checkpoint.rcd.stage == "reference"
+    assert target.resolve().carry == rcd.Residual() and target.checkpoint.rcd.stage == "target"
+    assert target.generate("12+3=?", rcd.DecodeConfig(max_new_tokens=8)).results[0].tokens > 0
+
+
+def test_killed_at_a_random_step_and_resumed_it_ends_with_the_same_weights(unbroken: Path, tmp_path: Path) -> None:
+    output = tmp_path / "killed"
+    process = subprocess.Popen(command("smoke", "--output", str(output), *flags()), stdout=subprocess.DEVNULL)
+    wanted = random.randrange(1, 11)
+    log = output / "target" / "metrics.jsonl"
+    deadline = time.time() + 90
+    while time.time() < deadline and not (log.is_file() and len(log.read_text().splitlines()) >= wanted):
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (output / "target" / "model").exists(), "it was quicker than the kill"
+    run(output, resume=True)
+    ours, theirs = weights(output / "target"), weights(unbroken / "target")
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_sigterm_saves_and_exits_cleanly(unbroken: Path, tmp_path: Path) -> None:
+    output = tmp_path / "stopped"
+    extra = ("save_every=1000",)
+    process = subprocess.Popen(
+        command("smoke", "--output", str(output), "--stage", "reference", *flags(*extra)),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "step 3/" in line:
+            process.send_signal(signal.SIGTERM)
+            break
+    rest, errors = process.communicate(timeout=90)
+    assert process.returncode == 0, errors
+    assert "go on with --resume" in rest
+    assert len(list((output / "reference" / "checkpoints").glob("step-*"))) == 1
+    run(output, *extra, stage="reference", resume=True)
+    ours, theirs = weights(output / "reference"), weights(unbroken / "reference")
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+def test_two_processes_with_fsdp2_have_the_loss_of_one(unbroken: Path, tmp_path: Path) -> None:
+    output = tmp_path / "two"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
+    done = subprocess.run(
+        [*launch, "-m", "rcd.cli.main", "train", "smoke", "--output", str(output), "--device", "cpu", *flags()],
+        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    for stage in ("reference", "target"):
+        for one, two in zip(metrics(unbroken / stage), metrics(output / stage), strict=True):
+            assert two["loss"] == pytest.approx(one["loss"], abs=1e-4)
+            assert two["alpha"] == pytest.approx(one["alpha"], abs=1e-4)
+    two_weights, one_weights = weights(output / "target"), weights(unbroken / "target")
+    for name, tensor in two_weights.items():
+        torch.testing.assert_close(tensor, one_weights[name], atol=1e-3, rtol=0)
+
+
+def test_accumulation_does_not_change_the_run(unbroken: Path, tmp_path: Path) -> None:
+    run(tmp_path / "whole", "device_batch=8", stage="reference")
+    losses = [[row["loss"] for row in metrics(folder / "reference")] for folder in (unbroken, tmp_path / "whole")]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def test_lora_trains_adapters_and_exports_ordinary_weights(tmp_path: Path) -> None:
+    run(tmp_path / "lora", "lora_rank=4", stage="reference")
+    folder = tmp_path / "lora" / "reference"
+    logged = metrics(folder)
+    assert logged[-1]["loss"] != logged[0]["loss"]
+    state = weights(folder)
+    assert not any("lora" in name for name in state)
+    start = rcd.Pipeline(rcd.load(folder / "model", device="cpu").checkpoint)
+    from rcd.recipes.base import find
+    from rcd.train.loop import load_start
+
+    recipe = find("smoke").reference
+    assert recipe is not None
+    before = load_start(recipe, torch.device("cpu")).model
+    assert torch.equal(start.model.codebook, before.codebook)  # frozen
+    name = "backbone.layers.0.mlp.up_proj.weight"
+    assert not torch.equal(start.model.get_parameter(name), before.get_parameter(name))
+
+
+def test_an_output_that_holds_another_run_is_refused(unbroken: Path) -> None:
+    with pytest.raises(RCDError, match="holds a run; go on with --resume"):
+        run(unbroken)
+    with pytest.raises(RCDError, match=r"other settings \(learning_rate: 0.002 -> 0.5\)"):
+        run(unbroken, "learning_rate=0.5", resume=True)
+
+
+def test_a_loss_that_is_no_number_names_the_step_and_the_examples(tmp_path: Path) -> None:
+    with pytest.raises(RCDError, match=r"the loss is (nan|inf) at step \d+ \(examples of this process: sum \d+"):
+        run(tmp_path / "bad", "learning_rate=1e18", "clip=1e30", "warmup_ratio=0", stage="reference")
+
+
+@pytest.mark.parametrize(
+    ("rows", "match"),
+    [
+        (['{"prompt": "1+1=?"}'] * 3, "no training example is left: 3 dropped: no 'response'.*line 1, line 2, line 3"),
+        (["{"], "line 1 of .* is not valid JSON"),
+        (["[1]"], "line 1 of .* is no JSON object"),
+        ([], "no training example is left: the data set is empty"),
+        (['{"prompt": "1", "response": "%s"}' % ("1" * 500)], "1 dropped: longer than 64 tokens .line 1."),
+    ],
+)
+def test_bad_data_is_counted_and_named(tmp_path: Path, rows: list[str], match: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(rows))
+    with pytest.raises(RCDError, match=match):
+        run(tmp_path / "run", f"data={path}", stage="reference")
+
+
+def test_some_bad_rows_are_reported_and_the_rest_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = [json.dumps({"prompt": f"{n}+1=?", "response": f"{n + 1}"}) for n in range(40)]
+    (tmp_path / "data.jsonl").write_text("\n".join([*good, '{"prompt": "x"}', ""]))
+    run(tmp_path / "run", f"data={tmp_path / 'data.jsonl'}", "max_steps=2", stage="reference")
+    shown = capsys.readouterr().out
+    assert "40 examples" in shown and "1 dropped: no 'response' (line 41)" in shown
+
+
+@pytest.mark.parametrize(
+    ("extra", "match"),
+    [
+        (["nonsense=1"], "unknown training setting 'nonsense'"),
+        (["nonsense"], "--set takes key=value"),
+        (["device_batch=3"], "total_batch 8 is no multiple of device_batch 3"),
+        (["validation=300"], "300 examples are to be held out"),
+        (["data=nowhere.jsonl"], "there is no data file"),
+        (["model=/no/such"], "there is no folder or file"),
+    ],
+)
+def test_bad_settings_are_refused(tmp_path: Path, extra: list[str], match: str) -> None:
+    with pytest.raises(RCDError, match=match):
+        run(tmp_path / "run", *extra, stage="reference")
+
+
+def test_stage_two_without_a_reference_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RCDError, match="stage 2 needs a reference"):
+        run(tmp_path / "run", stage="target")
+
+
+def test_a_reference_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    from rcd.models.toy import toy, toy_tokenizer
+
+    rcd.Pipeline(toy("sdar", tokenizer=toy_tokenizer(128))).save(tmp_path / "other")
+    with pytest.raises(RCDError, match="tokenizer does not match"):
+        run(tmp_path / "run", f"reference={tmp_path / 'other'}", stage="target")
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rcd.train import store
+
+    plain, calls = store.dcp.save, []
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 2:
+            raise OSError(28, "No space left on device")
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(store.dcp, "save", full)
+    with pytest.raises(RCDError, match=r"checkpoint of step 9 could not be written .*; the last good one is of step 6"):
+        run(tmp_path / "run", stage="reference")
+    monkeypatch.setattr(store.dcp, "save", plain)
+    run(tmp_path / "run", stage="reference", resume=True)
+    assert weights(tmp_path / "run" / "reference")
+
+
+def test_the_dry_run_says_what_would_be_done(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("smoke", "paper-sdar-8b-b64"):
+        train(name, output=None, stage="all", settings=[], reference=None, resume=False, dry_run=True, device="cpu")
+    shown = capsys.readouterr().out
+    assert "parameters" in shown and "steps" in shown and "unknown" in shown
