@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from transformers import AttentionInterface
 
 ATTENTION = "rcd_sdpa"
@@ -18,7 +21,7 @@ def sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | BlockMask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **_: Any,
@@ -29,10 +32,19 @@ def sdpa(
     where there is none, so that None means "everything is visible".
     """
     grouped = query.shape[1] != key.shape[1]
+    if isinstance(attention_mask, BlockMask):
+        sparse = _flex()(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
+        return sparse.transpose(1, 2).contiguous(), None
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
     )
     return out.transpose(1, 2).contiguous(), None
+
+
+@cache
+def _flex() -> Any:
+    """Flex attention, which skips what a BlockMask leaves out; it must be compiled to do so."""
+    return torch.compile(flex_attention)
 
 
 AttentionInterface.register(ATTENTION, sdpa)

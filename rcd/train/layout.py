@@ -132,7 +132,7 @@ def _attention(document: Tensor, block: Tensor | None, copied: Tensor | None, fl
         def rule(row: Any, head: Any, query: Any, key: Any) -> Any:
             return allowed(row, query, key)
 
-        return create_block_mask(rule, rows, None, slots, slots, device=document.device)
+        return create_block_mask(rule, rows, None, slots, slots, device=str(document.device))
     index = torch.arange(slots, device=document.device)
     row = torch.arange(rows, device=document.device)[:, None, None]
     itself = torch.eye(slots, dtype=torch.bool, device=document.device)

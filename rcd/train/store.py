@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch.optim import Optimizer
 from rcd.errors import RCDError
 
 STATE = "state.json"
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 class Store:
