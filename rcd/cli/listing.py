@@ -17,6 +17,9 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: names by kind.")] = False,
 ) -> None:
     """List every registered part, by kind."""
+    kind = {"families": "family", "carries": "carry"}.get(kind or "", kind)
+    if kind is not None and kind.removesuffix("s") in registry.PARTS:
+        kind = kind.removesuffix("s")
     if kind is not None and kind not in registry.PARTS:
         raise unknown_name("kind of part", kind, registry.PARTS)
     kinds = [kind] if kind else list(registry.PARTS)
@@ -41,6 +44,8 @@ def _first_sentence(kind: str, name: str) -> str:
     if kind == "family":
         start = "; causal, the start of an adaptation" if part.causal else ""
         return f"{part.attention} attention on {part.backbone}{start}"
+    if kind == "recipe":
+        part = getattr(part, "func", part)  # a partial has its function's words
     documented = inspect.getmodule(part) if kind == "carry" else part
     text = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
     return text

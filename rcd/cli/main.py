@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from rcd.cli import demo, generate, info, listing, train
+from rcd.cli import demo, export, generate, info, listing, train
 from rcd.errors import RCDError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("demo")(demo.demo)
 app.command("list")(listing.show)
 app.command("info")(info.info)
 app.command("train")(train.train)
+app.command("export")(export.export)
 
 
 @app.callback(invoke_without_command=True)

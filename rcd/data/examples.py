@@ -41,6 +41,7 @@ def encode(
     *,
     eos_token_id: int,
     max_length: int,
+    min_length: int = 0,
     prompt_field: str = "prompt",
     response_field: str = "response",
     chat: bool | None = None,
@@ -62,6 +63,9 @@ def encode(
         ids = [*start, *tokenizer(str(response), add_special_tokens=False)["input_ids"], eos_token_id]
         if len(ids) > max_length:
             report.dropped[f"longer than {max_length:,} tokens"].append(place)
+            continue
+        if len(ids) < min_length:
+            report.dropped[f"shorter than {min_length:,} tokens"].append(place)
             continue
         examples.append(Example(place, ids, len(start)))
         report.kept += 1

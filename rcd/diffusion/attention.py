@@ -33,7 +33,8 @@ def sdpa(
     """
     grouped = query.shape[1] != key.shape[1]
     if isinstance(attention_mask, BlockMask):
-        sparse = _flex()(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
+        attend = flex_attention if torch.compiler.is_compiling() else _flex()
+        sparse = attend(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=grouped)
         return sparse.transpose(1, 2).contiguous(), None
     out = nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped

@@ -28,6 +28,8 @@ class TrainConfig:
     chat: bool | None = None
     max_length: int = 2048
     min_length: int = 0
+    """Examples outside are dropped and counted. (The paper's text keeps samples of 8K tokens and more, its table those
+    of 8K and less; the recipes follow the table.)"""
     validation: int = 0
     """So many examples are held out, and their loss is reported."""
 
@@ -60,7 +62,8 @@ class TrainConfig:
     precision: str = "bfloat16"
     """`bfloat16`: parameters and optimizer in fp32, computation in bf16. `float32`."""
     gradient_checkpointing: bool = True
-    compile: bool = False
+    compile: bool | None = None
+    """Compile layer by layer; None: on a GPU, where it pays."""
     flex: bool | None = None
     """Flex attention; None: on a GPU."""
     lora_rank: int = 0

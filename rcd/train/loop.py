@@ -22,7 +22,6 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from rcd.carry.base import describe
 from rcd.data.examples import Example, Report, encode
 from rcd.data.rows import rows_of
 from rcd.data.sums import character_tokenizer
@@ -32,10 +31,10 @@ from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.pairing import check_pair
 from rcd.models.toy import toy
-from rcd.models.writing import save
 from rcd.train.batches import Batches
 from rcd.train.config import TrainConfig
-from rcd.train.lora import add_lora, merged_state
+from rcd.train.export import write_trained
+from rcd.train.lora import add_lora
 from rcd.train.objective import Losses, Objective
 from rcd.train.store import Store, whole_state
 
@@ -58,8 +57,8 @@ class Stage:
         """Load models and data; bad input is refused here, before any work."""
         checkpoint = load_start(config, device)
         second = None
-        if config.carry is not None and not config.residual.recycling and not config.residual.trajectory:
-            path = reference or config.reference
+        path = reference or config.reference
+        if config.carry is not None and not config.residual.recycling and (path or not config.residual.trajectory):
             if path is None:
                 raise RCDError("stage 2 needs a reference: train one first (--stage all) or name one with --reference.")
             second = ckpt.load(path, device=device, block_length=config.block_length)
@@ -70,7 +69,8 @@ class Stage:
         examples, report = encode(
             rows_of(config.data, config.split), checkpoint.tokenizer, eos_token_id=eos[0] if eos else 0,
             max_length=min(config.max_length, checkpoint.model.settings.context_length),
-            prompt_field=config.prompt_field, response_field=config.response_field, chat=config.chat,
+            min_length=config.min_length, prompt_field=config.prompt_field, response_field=config.response_field,
+            chat=config.chat,
         )  # fmt: skip
         if config.validation >= len(examples):
             raise RCDError(f"{config.validation} examples are to be held out, but only {len(examples)} are left.")
@@ -141,7 +141,7 @@ class Trainer:
             model, carry=config.carry, source=config.residual, block_length=stage.block_length, copy=config.copy,
             flex=flex, reference=None if stage.reference is None else stage.reference.model,
         )  # fmt: skip
-        if config.compile:
+        if self.device.type == "cuda" if config.compile is None else config.compile:
             layers: Any = model.backbone.layers
             for layer in layers:
                 layer.compile()
@@ -178,10 +178,17 @@ class Trainer:
         generator = example_generator(self.config.seed, "step", number)
         figures = torch.zeros(5, dtype=torch.float64, device=self.device)
         for batch in micro:
-            with self.autocast():
-                losses: Losses = self.objective(batch.to(self.device), generator)
-            # FSDP averages over processes; the loss is a sum over them
-            (losses.total * processes).backward()
+            try:
+                with self.autocast():
+                    losses: Losses = self.objective(batch.to(self.device), generator)
+                # FSDP averages over processes; the loss is a sum over them
+                (losses.total * processes).backward()
+            except torch.OutOfMemoryError as error:
+                raise RCDError(
+                    f"step {number + 1} does not fit into the device's memory; lower device_batch (now "
+                    f"{self.config.device_batch}) or max_length ({self.config.max_length}), set gradient_checkpointing="
+                    f"true, use more GPUs or LoRA (lora_rank), and go on with --resume."
+                ) from error
             kept = (losses.total.detach(), losses.cross_entropy, losses.masked, losses.alpha)
             tokens = torch.tensor(float((batch.document >= 0).sum()), device=self.device)
             figures += torch.stack([*(value.double() for value in kept), tokens.double()])
@@ -254,16 +261,7 @@ class Trainer:
         target = self.folder / "model"
         if self.accelerator.is_main_process:
             trained = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-            if self.config.lora_rank:
-                trained = merged_state(trained, self.config.lora_rank, self.config.lora_alpha)
-            rcd = replace(
-                self.stage.checkpoint.rcd,
-                carry=None if self.config.carry is None else describe(self.config.carry),
-                block_length=self.stage.checkpoint.model.settings.block_length,
-                stage="reference" if self.config.carry is None else "target",
-                provenance={"trained_from": self.config.model, "data": self.config.data, "steps": self.steps},
-            )
-            save(replace(self.stage.checkpoint, rcd=rcd), target, overwrite=True, state=trained)
+            write_trained(self.stage.checkpoint, self.config, trained, self.steps, target, overwrite=True)
         self.accelerator.wait_for_everyone()
         return target
 

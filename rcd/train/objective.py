@@ -44,7 +44,8 @@ class Objective(nn.Module):
         copy: str = "answer",
         flex: bool = False,
     ):
-        """`carry` None: SeqD. Else stage 2, with residuals of the reference or of the target itself."""
+        """`carry` None: SeqD. Else stage 2, with residuals of the reference or of the target itself; a step that has
+        neither (trajectories without a reference) is one without residual."""
         super().__init__()
         self.model = model
         self.carry = carry
@@ -64,7 +65,7 @@ class Objective(nn.Module):
         state: tuple[Tensor, ResidualState] | None = None  # (positions [B, L], residual at them)
         if self.source.trajectory and _draw(generator) < self.source.trajectory_share:
             masked, weight, state = self._trajectory(batch, generator)
-        elif self.carry is not None:
+        elif self.carry is not None and (self.reference is not None or self.source.recycling):
             state = self._residual(batch, masked, generator)
         layout = self._lay_out(batch, masked)
         state_M = None if state is None else _pick(state, layout)

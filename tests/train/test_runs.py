@@ -156,6 +156,78 @@ def test_lora_trains_adapters_and_exports_ordinary_weights(tmp_path: Path) -> No
     assert not torch.equal(start.model.get_parameter(name), before.get_parameter(name))
 
 
+def test_a_checkpoint_of_a_run_is_exported_as_an_ordinary_folder(unbroken: Path, tmp_path: Path) -> None:
+    from rcd.cli.export import export
+
+    export(unbroken / "target", tmp_path / "last", None)
+    last, trained = load_file(tmp_path / "last/model.safetensors"), weights(unbroken / "target")
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in last.items())
+    export(unbroken / "target", tmp_path / "earlier", 9)
+    assert rcd.load(tmp_path / "earlier", device="cpu").checkpoint.rcd.provenance["steps"] == 9
+    with pytest.raises(RCDError, match=r"no checkpoint of step 1; there are: 9, 12"):
+        export(unbroken / "target", tmp_path / "none", 1)
+    with pytest.raises(RCDError, match="no stage of a run"):
+        export(tmp_path, tmp_path / "none", None)
+
+
+def test_an_existing_model_can_be_the_reference(unbroken: Path, tmp_path: Path) -> None:
+    """--reference skips stage 1; with the first run's reference the second stage is the same run."""
+    settings, existing = QUICK.split(), str(unbroken / "reference" / "model")
+    train("smoke", output=tmp_path / "run", stage="all", settings=settings, reference=existing, resume=False,
+          dry_run=False, device="cpu")  # fmt: skip
+    assert not (tmp_path / "run" / "reference").exists()
+    ours, theirs = weights(tmp_path / "run" / "target"), weights(unbroken / "target")
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
+@pytest.mark.parametrize(
+    "extra", [["model=toy:llada", "label_padding=row", "loss_normaliser=example"], ["model=toy:dream"]]
+)
+def test_bidirectional_models_train_too(tmp_path: Path, extra: list[str]) -> None:
+    run(tmp_path / "run", *extra, "max_steps=4", "noise_per=sequence")
+    for stage in ("reference", "target"):
+        logged = metrics(tmp_path / "run" / stage)
+        assert logged[-1]["cross_entropy"] < logged[0]["cross_entropy"]
+    assert rcd.load(tmp_path / "run/target/model", device="cpu").settings.window == "bidirectional"
+
+
+@pytest.mark.parametrize("attention", ["block_causal", "bidirectional"])
+def test_a_causal_checkpoint_is_adapted_to_diffusion(tmp_path: Path, attention: str) -> None:
+    from rcd.data.sums import character_tokenizer
+    from rcd.models.toy import toy
+
+    words = character_tokenizer()
+    pipeline = rcd.Pipeline(toy("qwen3", vocab=len(words), tokenizer=words))
+    pipeline.save(tmp_path / "causal")
+    (tmp_path / "causal/rcd.json").unlink()
+    start = [f"model={tmp_path / 'causal'}", f"attention={attention}", "block_length=8", "max_steps=3"]
+    run(tmp_path / "run", *start, stage="reference")
+    adapted = rcd.load(tmp_path / "run/reference/model", device="cpu")
+    assert adapted.settings.attention == attention and not adapted.untrained
+
+
+def test_trajectories_and_recycling_need_no_reference(tmp_path: Path) -> None:
+    for name, setting in (("a", "residual.trajectory=3"), ("b", "residual.recycling=2")):
+        run(tmp_path / name, setting, "max_steps=5", stage="target")
+        assert metrics(tmp_path / name / "target")[-1]["loss"] > 0
+
+
+def test_packing_trains(tmp_path: Path) -> None:
+    run(tmp_path / "packed", "pack=true", "max_steps=4", "total_batch=4", "device_batch=2", stage="reference")
+    assert metrics(tmp_path / "packed/reference")[-1]["loss"] > 0
+
+
+def test_too_little_memory_says_what_to_lower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rcd.train.objective import Objective
+
+    def full(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Objective, "forward", full)
+    with pytest.raises(RCDError, match=r"does not fit into the device's memory; lower device_batch \(now 4\)"):
+        run(tmp_path / "run", stage="reference")
+
+
 def test_an_output_that_holds_another_run_is_refused(unbroken: Path) -> None:
     with pytest.raises(RCDError, match="holds a run; go on with --resume"):
         run(unbroken)
@@ -175,7 +247,7 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_examples(tmp_path: Path
         (["{"], "line 1 of .* is not valid JSON"),
         (["[1]"], "line 1 of .* is no JSON object"),
         ([], "no training example is left: the data set is empty"),
-        (['{"prompt": "1", "response": "%s"}' % ("1" * 500)], "1 dropped: longer than 64 tokens .line 1."),
+        (['{"prompt": "1", "response": "' + "1" * 500 + '"}'], "1 dropped: longer than 64 tokens .line 1."),
     ],
 )
 def test_bad_data_is_counted_and_named(tmp_path: Path, rows: list[str], match: str) -> None:
