@@ -61,7 +61,7 @@ def export_checkpoint(run: Path, content: dict[str, Any], output: Path, step: in
 def read_config(content: dict[str, Any]) -> TrainConfig:
     """The inverse of TrainConfig.to_json."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    residual = {k: tuple(v) if isinstance(v, list) else v for k, v in content["residual"].items()}
+    residual: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content["residual"].items()}
     values["residual"] = ResidualSource(**residual)
     values["carry"] = None if content["carry"] is None else Residual(**content["carry"])
     return TrainConfig(**values)
