@@ -124,11 +124,11 @@ class Pipeline:
         """A causal model that is only the start of an adaptation."""
         return self.model.spec.causal and self.checkpoint.rcd.stage is None
 
-    def resolve(self, config: DecodeConfig | None = None) -> DecodeConfig:
+    def resolve(self, config: DecodeConfig | None = None, longest_prompt: int = 0) -> DecodeConfig:
         """The configuration with every None filled in from the checkpoint."""
         if config is not None and not isinstance(config, DecodeConfig):
             raise RCDError(f"a configuration is a DecodeConfig, not a {type(config).__name__}.")
-        return (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry)
+        return (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry, longest_prompt)
 
     def generate(
         self,
@@ -160,8 +160,8 @@ class Pipeline:
         chat: bool | None = None,
     ) -> Iterator[Event]:
         """The events of decoding: a Step after every denoising step, a Finished for every prompt."""
-        resolved = self.resolve(config)
         rows = self.encode(prompts, chat)
+        resolved = self.resolve(config, max(map(len, rows), default=0))
         assert resolved.window is not None and resolved.carry is not None and not isinstance(resolved.carry, str)
         if resolved.carry.needs_reference:
             if reference is None:
@@ -275,7 +275,7 @@ def check_reference(target: Pipeline, reference: Pipeline, prompts: list[list[in
     assert config.block_length is not None
     try:
         grid = config.block_length if config.window == "blockwise" else 1
-        check_prompts(prompts, replace(theirs, mask_token_id=-1), config.max_new_tokens, grid)
+        check_prompts(prompts, replace(theirs, mask_token_id=-1), config.new_tokens, grid)
     except RCDError as error:
         raise RCDError(f"the reference cannot read this: {error}") from error
 

@@ -57,7 +57,9 @@ def generate(
     block_length: Annotated[
         int | None, typer.Option(help="By default the checkpoint's.", rich_help_panel=opt.COMMIT)
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="The most to generate.")] = 256,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="The most to generate; 256, or what the context has room for.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=opt.SAMPLING)] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=opt.SAMPLING)] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off.", rich_help_panel=opt.SAMPLING)] = 1.0,
@@ -111,7 +113,8 @@ def generate(
     )  # fmt: skip
     second = load(reference, device=device, dtype=dtype) if reference else None
     chosen, idle = opt.carry_of(carry, pipeline.checkpoint.rcd.carry, settings)
-    config = pipeline.resolve(DecodeConfig(**common, carry=chosen))  # type: ignore[arg-type]
+    encoded = pipeline.encode(tokens if tokens is not None else question, chat)
+    config = pipeline.resolve(DecodeConfig(**common, carry=chosen), len(encoded[0]))  # type: ignore[arg-type]
     if pipeline.untrained:
         print(
             f"rcd: note: {model} is a causal model, not trained for diffusion; its text means nothing", file=sys.stderr
@@ -121,7 +124,6 @@ def generate(
         print(f"rcd: note: {flags}: no effect with --carry none", file=sys.stderr)
     if second is not None and not config.carry.needs_reference:  # type: ignore[union-attr]
         print("rcd: note: --reference: no effect without --start reference or --source reference", file=sys.stderr)
-    encoded = pipeline.encode(tokens if tokens is not None else question, chat)
 
     if as_json:
         result = pipeline.generate(encoded, config, reference=second).results[0]

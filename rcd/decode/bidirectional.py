@@ -30,7 +30,7 @@ def decode(
     generators: list[torch.Generator],
 ) -> Iterator[Event]:
     """The whole canvas at every step, in blocks or at once (LLaDA, Dream)."""
-    model, new, device, b = target.settings, config.max_new_tokens, target.device, config.block_length
+    model, new, device, b = target.settings, config.new_tokens, target.device, config.block_length
     assert b is not None
     eos = model.eos_token_ids
     check_prompts(prompts, model, new, 1)

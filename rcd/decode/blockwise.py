@@ -65,7 +65,7 @@ def decode(
     """One cached block at a time on an absolute grid (SDAR)."""
     b, model, device = config.block_length, target.settings, target.device
     assert b is not None
-    eos, mask, limit = model.eos_token_ids, model.mask_token_id, config.max_new_tokens
+    eos, mask, limit = model.eos_token_ids, model.mask_token_id, config.new_tokens
     check_prompts(prompts, model, limit, b)
     grid = Grid.of(prompts, b, limit, mask, device)
     run = Run.of(target, reference, config, generators, capacity=grid.ids.shape[1])

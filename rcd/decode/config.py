@@ -14,13 +14,15 @@ from rcd.models.lm import ModelSettings
 
 EOS_SUPPRESSION = ("none", "logits", "confidence")
 SCOPES = ("canvas", "block")
+DEFAULT_NEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
 class DecodeConfig:
     """The argument names are those of diffusers and transformers where they have one."""
 
-    max_new_tokens: int = 256
+    max_new_tokens: int | None = None
+    """None: 256, or as many as the model's context has room for."""
     block_length: int | None = None
     """None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block)."""
     num_inference_steps: int | None = None
@@ -53,7 +55,7 @@ class DecodeConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "block_length", "num_inference_steps"):
-            if getattr(self, name) is not None or name == "max_new_tokens":
+            if getattr(self, name) is not None:
                 whole(name, getattr(self, name), least=1)
         whole("seed", self.seed, least=0, most=2**63 - 1)
         whole("top_k", self.top_k, least=0)
@@ -73,7 +75,15 @@ class DecodeConfig:
         if 0 < self.temperature < 1e-3:
             raise RCDError(f"a temperature of {self.temperature} overflows; take 0 (greedy) or 0.001 and more.")
 
-    def resolved(self, model: ModelSettings, trained: dict[str, Any] | None = None) -> DecodeConfig:
+    @property
+    def new_tokens(self) -> int:
+        """max_new_tokens of a resolved configuration."""
+        assert self.max_new_tokens is not None, "resolve the configuration first"
+        return self.max_new_tokens
+
+    def resolved(
+        self, model: ModelSettings, trained: dict[str, Any] | None = None, longest_prompt: int = 0
+    ) -> DecodeConfig:
         """The same with every None filled from the checkpoint; `trained` is rcd.json's carry."""
         carry = self.carry
         own = dict(trained or {"name": "none"})
@@ -88,10 +98,13 @@ class DecodeConfig:
                 f"the window {window!r} does not fit this checkpoint, whose attention is {model.attention}; "
                 f"take {model.window!r}."
             )
-        block = self.block_length or model.block_length or self.max_new_tokens
-        if self.block_length is None and window == "bidirectional":
-            block = min(block, self.max_new_tokens)
-        return replace(self, carry=carry, window=window, block_length=block)
+        block = self.block_length or model.block_length
+        grid = (block or 1) if window == "blockwise" else 1
+        room = model.context_length // grid * grid - longest_prompt
+        new = self.max_new_tokens or max(1, min(DEFAULT_NEW_TOKENS, room))
+        if block is None or (self.block_length is None and window == "bidirectional"):
+            block = min(block or new, new)
+        return replace(self, carry=carry, window=window, block_length=block, max_new_tokens=new)
 
     def commit_settings(self) -> CommitSettings:
         return CommitSettings(threshold=self.threshold, factor=self.factor)

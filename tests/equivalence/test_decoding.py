@@ -90,14 +90,14 @@ def uncached(pipeline: rcd.Pipeline, prompt: list[int], chosen: DecodeConfig) ->
     rules, b, mask = Rules.of(chosen, model.settings), chosen.block_length, model.settings.mask_token_id
     assert b is not None
     text = list(prompt)
-    while len(text) < len(prompt) + chosen.max_new_tokens:
+    while len(text) < len(prompt) + chosen.new_tokens:
         start = len(text) // b * b
         ids = torch.tensor([text + [mask] * (start + b - len(text))])
         position = torch.arange(ids.shape[1])[None]
         view = View(position, block_causal(position, position, b), None, slice(start, start + b))
         state: Any = rcd.Residual().refresh(None, Zeros(b, model.settings.vocab_size), model.codebook)
         state = state if chosen.carry != rcd.NoCarry() else None
-        output = (position[:, start:] >= len(prompt)) & (position[:, start:] < len(prompt) + chosen.max_new_tokens)
+        output = (position[:, start:] >= len(prompt)) & (position[:, start:] < len(prompt) + chosen.new_tokens)
         ends = model.settings.eos_token_ids
         while (wanted := unsettled(ids[:, start:], ids[:, start:] == mask, output, ends, True)).any():
             window, one = ids[:, start:], torch.ones(1, dtype=torch.long)
@@ -107,7 +107,7 @@ def uncached(pipeline: rcd.Pipeline, prompt: list[int], chosen: DecodeConfig) ->
         text = ids[0].tolist()
         if set(text[len(prompt) :]) & set(model.settings.eos_token_ids):
             break
-    new = text[len(prompt) : len(prompt) + chosen.max_new_tokens]
+    new = text[len(prompt) : len(prompt) + chosen.new_tokens]
     end = next((k for k, token in enumerate(new) if token in model.settings.eos_token_ids), len(new))
     return new[: end + 1]
 

@@ -45,14 +45,17 @@ def test_flex_attention_gives_the_dense_masks_loss_and_gradients(pack: int, carr
     torch.testing.assert_close(found[0][1], found[1][1], atol=1e-4, rtol=1e-3)
 
 
-def test_the_smoke_recipe_trains_in_bf16(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_smoke_recipe_trains_in_bf16(tmp_path: Path, checkpointing: bool) -> None:
     from accelerate import Accelerator
 
     from rcd.recipes.base import find
     from rcd.train.config import TrainConfig
     from rcd.train.loop import Stage, Trainer
 
-    config: TrainConfig = replace(find("smoke").target, precision="bfloat16", max_steps=30, carry=None)
+    config: TrainConfig = replace(
+        find("smoke").target, precision="bfloat16", max_steps=30, carry=None, gradient_checkpointing=checkpointing
+    )
     stage = Stage.of(config, None, torch.device("cuda"))
     trainer = Trainer(stage, tmp_path, Accelerator(), say=lambda _: None)
     first = trainer.step(0)["cross_entropy"]

@@ -77,6 +77,13 @@ def test_a_prompt_longer_than_the_context_is_refused_before_work(family: str) ->
     assert pipeline.generate([3] * 40, rcd.DecodeConfig(max_new_tokens=24)).results[0].tokens <= 24
 
 
+@pytest.mark.parametrize("family", ["sdar", "llada"])
+def test_without_a_length_as_much_is_decoded_as_fits(family: str) -> None:
+    pipeline = rcd.Pipeline(toy(family, context=64))
+    result = pipeline.generate([[3] * 40, [3] * 5], rcd.DecodeConfig(eos_suppression="logits")).results
+    assert [r.tokens for r in result] == [24, 24]
+
+
 def test_prompts_that_cannot_be_decoded(models: dict[str, rcd.Pipeline]) -> None:
     sdar = models["sdar"]
     cases: list[tuple[Any, str]] = [
