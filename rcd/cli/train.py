@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,6 +64,10 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
     from rcd.train.loop import Stage, Stopped, Trainer
 
     trackers = sorted({tracker for config in stages.values() for tracker in config.trackers})
+    for tracker in trackers:
+        one_of("tracker", tracker, ("tensorboard", "wandb"))
+        if find_spec(tracker) is None:
+            raise RCDError(f"the tracker {tracker} is not installed: pip install {tracker}.")
     accelerator = Accelerator(cpu=pick_device(device).type == "cpu", log_with=trackers or None, project_dir=output)
     main = accelerator.is_main_process
 
@@ -92,7 +97,10 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
         rounds = config.total_batch // (config.device_batch * accelerator.num_processes)
         say(f"{name}: {accelerator.num_processes} process(es) x {config.device_batch} x {rounds} accumulation steps")
         if trackers:
-            accelerator.init_trackers(name, config=config.to_json())
+            settings = {
+                k: v if isinstance(v, (int, float, str)) else json.dumps(v) for k, v in config.to_json().items()
+            }
+            accelerator.init_trackers(name, config=settings)
         trainer = Trainer(built, folder, accelerator, say)
         try:
             written = trainer.run(resume)

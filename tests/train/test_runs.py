@@ -273,6 +273,7 @@ def test_some_bad_rows_are_reported_and_the_rest_is_trained(tmp_path: Path, caps
         (["device_batch=3"], "total_batch 8 is no multiple of device_batch 3"),
         (["validation=300"], "300 examples are to be held out"),
         (["data=nowhere.jsonl"], "there is no data file"),
+        (['trackers=["tensorbored"]'], "unknown tracker 'tensorbored'.*did you mean 'tensorboard'"),
         (["model=/no/such"], "there is no folder or file"),
     ],
 )
