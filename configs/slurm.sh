@@ -6,6 +6,7 @@
 #SBATCH --signal=TERM@300
 # The signal comes 5 minutes before the limit: rcd saves and exits, and the next job goes on with --resume.
 set -euo pipefail
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=280  # torchrun would kill its workers 30 s after the signal, before they have saved
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint "$head:29500" \
   -m rcd train "$1" --output "$2" --resume

@@ -67,7 +67,7 @@ def make_batch(rows: int, length: int, prompt: int, block: int, vocab: int, seed
     normaliser = torch.full((rows, length), 1 / int(answer.sum()))
     document = torch.zeros_like(ids)
     weight = normaliser / torch.stack(p_mask)
-    return Batch(ids, position.clone(), document, answer, torch.stack(masked), weight, normaliser)
+    return Batch(ids, position.clone(), document, answer, torch.stack(masked), weight, normaliser, weight, weight)
 
 
 def pairs(batch: Batch, block: int) -> int:

@@ -44,22 +44,27 @@ def encode(
     min_length: int = 0,
     prompt_field: str = "prompt",
     response_field: str = "response",
+    messages_field: str | None = None,
     chat: bool | None = None,
 ) -> tuple[list[Example], Report]:
-    """Examples that end with the end token. Rows with `messages` (the last one the answer) need no field names."""
+    """Examples that end with the end token, from two fields or from a conversation whose last message is the answer."""
     report, examples = Report(), []
     for place, row in rows:
         prompt: Any
-        if "messages" in row and prompt_field not in row:
-            messages = list(row["messages"] or [])
-            prompt, response = messages[:-1], messages[-1].get("content") if messages else None
+        response: Any
+        if messages_field is not None:
+            messages = row.get(messages_field)
+            good = isinstance(messages, list) and len(messages) > 1 and all(isinstance(m, dict) for m in messages)
+            prompt, response = (messages[:-1], messages[-1].get("content")) if good else (None, None)  # type: ignore[index]
+            missing = [] if good and response else [messages_field]
         else:
             prompt, response = row.get(prompt_field), row.get(response_field)
-        missing = [name for name, value in ((prompt_field, prompt), (response_field, response)) if not value]
+            found = ((prompt_field, prompt), (response_field, response))
+            missing = [name for name, value in found if value is None or value == "" or value == []]
         if missing:
             report.dropped[f"no {' and no '.join(repr(name) for name in missing)}"].append(place)
             continue
-        start = _prompt_ids(prompt, tokenizer, chat)
+        start = _prompt_ids(prompt if isinstance(prompt, list) else str(prompt), tokenizer, chat)
         ids = [*start, *tokenizer(str(response), add_special_tokens=False)["input_ids"], eos_token_id]
         if len(ids) > max_length:
             report.dropped[f"longer than {max_length:,} tokens"].append(place)

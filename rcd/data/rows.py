@@ -19,8 +19,13 @@ def rows_of(source: str, split: str = "train") -> Iterator[Row]:
     if source.startswith("sums:"):
         from rcd.data.sums import sums
 
-        return sums(int(source.removeprefix("sums:")))
+        count = source.removeprefix("sums:")
+        if not count.isdigit():
+            raise RCDError(f"the generated data set is sums:N with a whole number N, not {source!r}.")
+        return sums(int(count))
     path = Path(source).expanduser()
+    if path.is_dir():
+        raise RCDError(f"{path} is a folder; give a JSONL file.")
     if path.exists():
         return _jsonl(path)
     if source.endswith((".jsonl", ".jsonl.gz", ".json")) or "/" not in source:
@@ -30,19 +35,20 @@ def rows_of(source: str, split: str = "train") -> Iterator[Row]:
 
 def _jsonl(path: Path) -> Iterator[Row]:
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
+    number = 0
+    try:
+        with opener(path, "rt", encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise RCDError(
-                    f"line {number} of {path} is not valid JSON ({error.msg}); mend or remove it."
-                ) from error
-            if not isinstance(row, dict):
-                raise RCDError(f"line {number} of {path} is no JSON object.")
-            yield f"line {number}", row
+                if not isinstance(row, dict):
+                    raise RCDError(f"line {number} of {path} is no JSON object.")
+                yield f"line {number}", row
+    except json.JSONDecodeError as error:
+        raise RCDError(f"line {number} of {path} is not valid JSON ({error.msg}); mend it.") from error
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise RCDError(f"{path} cannot be read after line {number} ({error}).") from error
 
 
 def _hub(name: str, split: str) -> Iterator[Row]:

@@ -16,19 +16,21 @@ class Recipe:
     """Two stages (Algorithm 1), or the second alone with a reference that exists, or a SeqD run (`target` alone)."""
 
     name: str
-    target: TrainConfig
+    target: TrainConfig | None
     reference: TrainConfig | None = None
 
 
-def find(name: str) -> Recipe:
+def find(name: str, within: tuple[str, ...] = ()) -> Recipe:
     """A registered recipe, or a YAML file: {base: NAME, target: {key: value}, reference: {key: value}}."""
+    if not isinstance(name, str) or name in within:
+        raise RCDError(f"{name!r} is no base for a recipe.")
     if name.endswith((".yaml", ".yml")):
-        return _from_yaml(Path(name))
+        return _from_yaml(Path(name), (*within, name))
     recipe: Recipe = registry.get("recipe", name)()
     return recipe
 
 
-def _from_yaml(path: Path) -> Recipe:
+def _from_yaml(path: Path, within: tuple[str, ...]) -> Recipe:
     import yaml
 
     try:
@@ -41,8 +43,12 @@ def _from_yaml(path: Path) -> Recipe:
         raise RCDError(f"{path} should hold a mapping with base, target and reference.")
     for key in content:
         one_of(f"key of {path}", key, ("base", "target", "reference"))
-    base = find(content["base"]) if "base" in content else Recipe(path.stem, TrainConfig())
-    target = base.target.with_settings(content.get("target") or {})
+        if key != "base" and not isinstance(content[key] or {}, dict):
+            raise RCDError(f"{key} in {path} should be a mapping of settings.")
+    base = find(content["base"], within) if "base" in content else Recipe(path.stem, TrainConfig())
+    target = base.target
+    if content.get("target"):
+        target = (target or TrainConfig()).with_settings(content["target"])
     reference = base.reference
     if content.get("reference"):
         reference = (reference or TrainConfig()).with_settings(content["reference"])

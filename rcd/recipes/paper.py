@@ -11,8 +11,7 @@ from rcd.train.config import TrainConfig
 
 SDAR = TrainConfig(
     data="open-r1/OpenR1-Math-220k",  # "OpenR1-Math-220k (Filtered <= 8K)"
-    prompt_field="problem",
-    response_field="solution",
+    messages_field="messages",  # problem and reasoning chain; its `solution` column is the short one
     max_length=8192,  # "Max Sequence Length 8,192"; the text says >= 8K, the table and the appendix <= 8K
     betas=(0.9, 0.999),  # "AdamW (beta_1 = 0.9, beta_2 = 0.999)"
     learning_rate=1e-5,  # "Learning Rate 1.0 x 10^-5"
@@ -57,7 +56,7 @@ def sdar_target(size: str, block: int, epochs: float = TARGET_EPOCHS, carry: boo
 
 def reference_only() -> Recipe:
     """The 1.7B reference of the paper's SDAR runs (step 1 alone)."""
-    return Recipe("paper-sdar-1.7b-reference", sdar_reference())
+    return Recipe("paper-sdar-1.7b-reference", None, sdar_reference())
 
 
 def _rcd(size: str, block: int) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -11,6 +12,26 @@ from rcd.carry.residual import Residual
 from rcd.errors import RCDError, number, one_of, unknown_name, whole
 from rcd.train.batches import Batching
 from rcd.train.residuals import ResidualSource
+
+# what may change between a run and its resume: nothing that the result depends on
+RESUMABLE = "device_batch gradient_checkpointing compile flex log_every save_every validate_every keep trackers".split()
+
+
+def check_kinds(config: Any) -> None:
+    """Every field is of the kind that its annotation names."""
+    plain = {"int": int, "float": (int, float), "str": str, "bool": bool, "None": type(None)}
+    for entry in fields(config):
+        value, allowed = getattr(config, entry.name), str(entry.type).split(" | ")
+        kinds = [kind for kind in allowed if kind in plain]
+        if isinstance(value, bool) and "bool" not in kinds:
+            good = False
+        elif str(entry.type).startswith(("tuple", "dict")):
+            good = isinstance(value, tuple if str(entry.type).startswith("tuple") else dict)
+        else:
+            others = [kind for kind in allowed if kind not in plain]
+            good = any(isinstance(value, plain[kind]) for kind in kinds) or type(value).__name__ in others  # type: ignore[arg-type]
+        if not good:
+            raise RCDError(f"{entry.name} should be {entry.type}, not {value!r}.")
 
 
 @dataclass(frozen=True)
@@ -25,6 +46,8 @@ class TrainConfig:
     split: str = "train"
     prompt_field: str = "prompt"
     response_field: str = "response"
+    messages_field: str | None = None
+    """A conversation column ({"role", "content"} messages, the last one the answer) instead of the two fields."""
     chat: bool | None = None
     max_length: int = 2048
     min_length: int = 0
@@ -79,6 +102,7 @@ class TrainConfig:
     """`tensorboard`, `wandb`: accelerate's trackers, beside metrics.jsonl."""
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         one_of("copy", self.copy, ("full", "answer"))
         one_of("noise_per", self.noise_per, ("sequence", "block"))
         one_of("loss_normaliser", self.loss_normaliser, ("labels", "example"))
@@ -92,15 +116,30 @@ class TrainConfig:
         number("epochs", self.epochs, least=1e-6)
         number("learning_rate", self.learning_rate, least=0)
         number("warmup_ratio", self.warmup_ratio, least=0, most=1)
-        number("residual.dropout", self.residual.dropout, least=0, most=1)
+        number("weight_decay", self.weight_decay, least=0)
+        number("clip", self.clip, least=0)
+        for name in ("validation", "min_length", "lora_rank"):
+            whole(name, getattr(self, name), least=0)
+        if len(self.betas) != 2:
+            raise RCDError("betas is a pair such as [0.9, 0.999].")
+        for beta in self.betas:
+            number("betas", beta, least=0, most=0.999999)
+        if self.pack and (self.label_padding == "row" or self.residual.trajectory):
+            raise RCDError("pack does not go with label_padding=row or with residual.trajectory; leave one out.")
 
     def with_settings(self, settings: dict[str, Any]) -> TrainConfig:
         """The same with some values replaced; dotted names reach into `carry`, `residual` and `toy`."""
         changed: dict[str, Any] = {}
+        kinds = {f.name: str(f.type) for f in fields(self)}
         for name, value in settings.items():
-            head, _, rest = name.partition(".")
+            head, _, rest = str(name).partition(".")
+            if kinds.get(head) == "float" and isinstance(value, str):  # YAML reads 1e-5 as a text
+                with suppress(ValueError):
+                    value = float(value)
             if head not in [f.name for f in fields(self)]:
                 raise unknown_name("training setting", head, [f.name for f in fields(self)])
+            if not rest and head in ("carry", "residual", "toy") and value is not None:
+                raise RCDError(f"set the parts of {head} one by one, such as {head}.NAME=value.")
             if not rest:
                 changed[head] = tuple(value) if isinstance(value, list) else value
                 continue
@@ -119,7 +158,7 @@ class TrainConfig:
         except TypeError as error:
             raise RCDError(f"a training setting has a value of the wrong kind ({error}).") from error
 
-    def batching(self, processes: int, block_length: int, pad_token_id: int) -> Batching:
+    def batching(self, block_length: int, pad_token_id: int) -> Batching:
         pack = self.max_length // block_length * block_length if self.pack else 0
         return Batching(
             total=self.total_batch, device=self.device_batch, block_length=block_length, pad_token_id=pad_token_id,

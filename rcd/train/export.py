@@ -32,7 +32,7 @@ def write_trained(
         carry=None if config.carry is None else describe(config.carry),
         block_length=start.model.settings.block_length,
         stage="reference" if config.carry is None else "target",
-        provenance={"trained_from": config.model, "data": config.data, "steps": steps},
+        provenance={"trained_from": config.model, "data": config.data, "steps": steps, "reference": config.reference},
     )
     return save(replace(start, rcd=rcd), folder, overwrite=overwrite, state=state)
 
@@ -50,7 +50,7 @@ def export_checkpoint(run: Path, content: dict[str, Any], output: Path, step: in
     config = read_config(content)
     start = load_start(config, torch.device("cpu"))
     if config.lora_rank:
-        add_lora(start.model, config.lora_rank, config.lora_alpha)
+        add_lora(start.model, config.lora_rank, config.lora_alpha, config.seed)
     state = {f"model.{name}": tensor for name, tensor in start.model.state_dict().items()}
     dcp.load({"model": state}, checkpoint_id=store.path(step), no_dist=True)
     trained = {name.removeprefix("model."): tensor for name, tensor in state.items()}

@@ -16,7 +16,7 @@ Shapes: B rows, L slots of the text, S slots of the layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,8 +45,18 @@ class Batch:
     """[B, L] the position's share of the loss: normaliser / p_mask."""
     normaliser: Tensor
     """[B, L] 1 over what the loss is divided by (`rcd.train.batches`)."""
+    luck: Tensor
+    """[B, L] a draw in [0, 1) of each document (residual dropout)."""
+    extra: Tensor
+    """[B, L] a draw in [0, 1) of each position (residuals from a noisier state)."""
     names: tuple[str, ...] = ()
     """The examples' ids, for messages."""
+
+    def silent(self) -> Batch:
+        """The same shape without anything to learn: what a process computes when the others still have rows."""
+        nothing = torch.zeros_like(self.masked)
+        zero = torch.zeros_like(self.weight)
+        return replace(self, answer=nothing, masked=nothing, weight=zero, normaliser=zero, names=())
 
     def to(self, device: torch.device) -> Batch:
         moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}

@@ -22,11 +22,12 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 
+from rcd import registry
 from rcd.data.examples import Example, Report, encode
 from rcd.data.rows import rows_of
 from rcd.data.sums import character_tokenizer
 from rcd.diffusion.noise import example_generator
-from rcd.errors import RCDError
+from rcd.errors import RCDError, one_of
 from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.pairing import check_pair
@@ -70,7 +71,7 @@ class Stage:
             rows_of(config.data, config.split), checkpoint.tokenizer, eos_token_id=eos[0] if eos else 0,
             max_length=min(config.max_length, checkpoint.model.settings.context_length),
             min_length=config.min_length, prompt_field=config.prompt_field, response_field=config.response_field,
-            chat=config.chat,
+            messages_field=config.messages_field, chat=config.chat,
         )  # fmt: skip
         if config.validation >= len(examples):
             raise RCDError(f"{config.validation} examples are to be held out, but only {len(examples)} are left.")
@@ -81,17 +82,30 @@ class Stage:
     def block_length(self) -> int:
         return self.checkpoint.model.settings.block_length or 1
 
-    def batches(self, examples: list[Example], purpose: str, processes: int = 1) -> Batches:
+    def batches(self, held_out: bool = False) -> Batches:
+        """Of the training examples, or of the held-out ones: all of them in one step, unpacked."""
         eos = self.checkpoint.model.settings.eos_token_ids
-        return Batches(examples, self.config.batching(processes, self.block_length, eos[0] if eos else 0), purpose)
+        pad = getattr(self.checkpoint.tokenizer, "pad_token_id", None)
+        batching = self.config.batching(self.block_length, pad if pad is not None else eos[0] if eos else 0)
+        if held_out:
+            return Batches(self.held_out, replace(batching, total=len(self.held_out), pack=0), "validation")
+        return Batches(self.examples, batching)
 
 
 def load_start(config: TrainConfig, device: torch.device) -> Checkpoint:
     """The checkpoint that training starts from, with fp32 parameters that learn."""
     if config.model.startswith("toy:"):
-        tokenizer = character_tokenizer()
+        family, tokenizer = config.model.removeprefix("toy:"), character_tokenizer()
+        one_of("family", family, registry.names("family"))
+        if config.attention is not None or config.mask_token_id is not None:
+            raise RCDError("attention and mask_token_id are for checkpoints; a toy has its own.")
         shape: dict[str, Any] = {**config.toy, "vocab": len(tokenizer)}
-        start = toy(config.model.removeprefix("toy:"), seed=config.seed, tokenizer=tokenizer, device=device, **shape)
+        if config.block_length is not None:
+            shape["block_length"] = config.block_length
+        try:
+            start = toy(family, seed=config.seed, tokenizer=tokenizer, device=device, **shape)
+        except (TypeError, RuntimeError) as error:
+            raise RCDError(f"this is no shape for a toy: {config.toy} ({error}).") from error
     else:
         start = ckpt.load(
             config.model, device=device, dtype="float32", block_length=config.block_length,
@@ -126,13 +140,21 @@ def schedule(config: TrainConfig, step: int, steps: int) -> float:
 
 
 class Trainer:
-    def __init__(self, stage: Stage, folder: Path, accelerator: Accelerator, say: Say = print):
+    def __init__(
+        self,
+        stage: Stage,
+        folder: Path,
+        accelerator: Accelerator,
+        say: Say = print,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+    ):
         self.stage, self.config, self.folder, self.say = stage, stage.config, folder, say
+        self.asked_to_stop = asked_to_stop
         self.accelerator = accelerator
         self.device = accelerator.device
         config, model = stage.config, stage.checkpoint.model
         if config.lora_rank:
-            add_lora(model, config.lora_rank, config.lora_alpha)
+            add_lora(model, config.lora_rank, config.lora_alpha, config.seed)
         model.train()
         if config.gradient_checkpointing:
             model.backbone.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
@@ -142,9 +164,10 @@ class Trainer:
             flex=flex, reference=None if stage.reference is None else stage.reference.model,
         )  # fmt: skip
         if self.device.type == "cuda" if config.compile is None else config.compile:
-            layers: Any = model.backbone.layers
-            for layer in layers:
-                layer.compile()
+            for each in (model, self.objective.reference):
+                layers: Any = [] if each is None else each.backbone.layers
+                for layer in layers:
+                    layer.compile()
         if accelerator.num_processes > 1:
             shard(self.objective, config.precision)
         learnt = [p for p in self.objective.parameters() if p.requires_grad]
@@ -152,16 +175,20 @@ class Trainer:
             learnt, lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay,
             fused=self.device.type == "cuda",
         )  # fmt: skip
-        self.batches = stage.batches(stage.examples, "train", accelerator.num_processes)
+        self.batches = stage.batches()
         per_epoch = self.batches.steps(0)
         self.steps = config.max_steps or max(1, round(config.epochs * per_epoch))
         self.per_epoch = per_epoch
         self.store = Store(folder / "checkpoints", config.keep)
-        self.stopping = False
 
     def autocast(self) -> Any:
         half = self.config.precision == "bfloat16" and self.accelerator.num_processes == 1
         return torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext()
+
+    @property
+    def exact(self) -> torch.dtype:
+        """For sums of figures: fp64 where the device has it."""
+        return torch.float32 if self.device.type == "mps" else torch.float64
 
     def sum(self, values: Tensor) -> Tensor:
         if dist.is_initialized():
@@ -175,9 +202,9 @@ class Trainer:
         micro = self.batches.step(epoch, within, process, processes)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * schedule(self.config, number, self.steps)
-        generator = example_generator(self.config.seed, "step", number)
-        figures = torch.zeros(5, dtype=torch.float64, device=self.device)
-        for batch in micro:
+        figures = torch.zeros(5, dtype=self.exact, device=self.device)
+        for part, batch in enumerate(micro):
+            generator = example_generator(self.config.seed, "step", number, part)
             try:
                 with self.autocast():
                     losses: Losses = self.objective(batch.to(self.device), generator)
@@ -191,7 +218,7 @@ class Trainer:
                 ) from error
             kept = (losses.total.detach(), losses.cross_entropy, losses.masked, losses.alpha)
             tokens = torch.tensor(float((batch.document >= 0).sum()), device=self.device)
-            figures += torch.stack([*(value.double() for value in kept), tokens.double()])
+            figures += torch.stack([value.to(self.exact) for value in (*kept, tokens)])
         self.sum(figures)
         total, cross_entropy, masked, alpha, tokens = figures.tolist()
         if not math.isfinite(total):
@@ -203,6 +230,11 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_([p for p in self.objective.parameters() if p.requires_grad], self.config.clip)
         if hasattr(norm, "full_tensor"):
             norm = norm.full_tensor()
+        if not math.isfinite(float(norm)):
+            raise RCDError(
+                f"the gradient is {float(norm)} at step {number + 1}; it was not applied, and the last checkpoint is "
+                f"{self.store.last or 'none'}; begin again with a lower learning_rate."
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {
@@ -217,15 +249,15 @@ class Trainer:
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """The held-out examples' loss, with the same noise every time."""
-        batches = self.stage.batches(self.stage.held_out, "validation")
-        batches.batching = replace(batches.batching, total=len(batches.rows(0)), pack=0)
+        batches = self.stage.batches(held_out=True)
         processes, process = self.accelerator.num_processes, self.accelerator.process_index
         self.objective.eval()
-        figures = torch.zeros(3, dtype=torch.float64, device=self.device)
-        for batch in batches.step(0, 0, process, processes):
+        figures = torch.zeros(3, dtype=self.exact, device=self.device)
+        for part, batch in enumerate(batches.step(0, 0, process, processes)):
             with self.autocast():
-                losses = self.objective(batch.to(self.device), example_generator(self.config.seed, "validation"))
-            figures += torch.stack([losses.total.double(), losses.cross_entropy.double(), losses.masked.double()])
+                losses = self.objective(batch.to(self.device), example_generator(self.config.seed, "validation", part))
+            kept = (losses.total, losses.cross_entropy, losses.masked)
+            figures += torch.stack([value.to(self.exact) for value in kept])
         self.objective.train()
         total, cross_entropy, masked = self.sum(figures).tolist()
         return {"validation_loss": total, "validation_cross_entropy": cross_entropy / max(1.0, masked)}
@@ -237,8 +269,10 @@ class Trainer:
             done = self.store.steps()[-1]
             self.store.load(done, self.objective, self.optimizer)
             self.say(f"resumed at step {done} of {self.steps}")
+        if self.accelerator.is_main_process:
+            keep_metrics(self.folder / "metrics.jsonl", done)
         began, seen = time.perf_counter(), 0.0
-        with self._signals(), (self.folder / "metrics.jsonl").open("a") as metrics:
+        with (self.folder / "metrics.jsonl").open("a") as metrics:
             for number in range(done, self.steps):
                 figures = self.step(number)
                 seen += figures["tokens"]
@@ -248,7 +282,7 @@ class Trainer:
                 if (number + 1) % self.config.log_every == 0 or last or "validation_loss" in figures:
                     rate = seen / (time.perf_counter() - began)
                     self._log(metrics, number + 1, {**figures, "tokens_per_second": rate}, began, done)
-                stop = bool(self.sum(torch.tensor(float(self.stopping), device=self.device)) > 0)
+                stop = bool(self.sum(torch.tensor(float(self.asked_to_stop()), device=self.device)) > 0)
                 if (number + 1) % self.config.save_every == 0 or last or stop:
                     self.store.save(number + 1, self.objective, self.optimizer, {"config": self.config.to_json()})
                 if stop and not last:
@@ -279,30 +313,45 @@ class Trainer:
             text += f"  valid {figures['validation_loss']:.4f}"
         self.say(f"{text}  {figures['tokens_per_second']:,.0f} tokens/s  {_clock(left)} left")
 
-    def _signals(self) -> Any:
-        """SIGTERM asks for a last checkpoint."""
-        return _asked_to_stop(self)
-
 
 class Stopped(Exception):
     """SIGTERM: the step's checkpoint is written."""
 
 
-class _asked_to_stop:
-    def __init__(self, trainer: Trainer):
-        self.trainer = trainer
+class Sigterm:
+    """While it is entered, SIGTERM only asks: `asked()` says whether it has come."""
 
-    def __enter__(self) -> None:
-        self.before = None
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: Any = None
+
+    def asked(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> Sigterm:
         with suppress(ValueError):  # not in the main thread: nobody sends signals there
-            self.before = signal.signal(signal.SIGTERM, self._stop)
+            self._before = signal.signal(signal.SIGTERM, self._note)
+        return self
 
-    def _stop(self, *_: Any) -> None:
-        self.trainer.stopping = True
+    def _note(self, *_: Any) -> None:
+        self._asked = True
 
     def __exit__(self, *_: Any) -> None:
-        if self.before is not None:
-            signal.signal(signal.SIGTERM, self.before)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+
+
+def keep_metrics(path: Path, done: int) -> None:
+    """Forget what was logged after the checkpoint that a run goes on from, so that no step is there twice."""
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        with suppress(json.JSONDecodeError):  # a kill may have cut the last line
+            kept += [line] if json.loads(line)["step"] <= done else []
+    scratch = path.with_suffix(".writing")
+    scratch.write_text("".join(line + "\n" for line in kept))
+    scratch.replace(path)
 
 
 def _clock(seconds: float) -> str:

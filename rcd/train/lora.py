@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rcd.errors import RCDError
@@ -13,8 +14,8 @@ ADAPTER = "default"
 MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def add_lora(model: DiffusionLM, rank: int, alpha: int) -> None:
-    """Freeze the model and put adapters beside the backbone's matrices."""
+def add_lora(model: DiffusionLM, rank: int, alpha: int, seed: int = 0) -> None:
+    """Freeze the model and put adapters beside the backbone's matrices; the same on every process."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -22,7 +23,9 @@ def add_lora(model: DiffusionLM, rank: int, alpha: int) -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     config: Any = LoraConfig(r=rank, lora_alpha=alpha, target_modules=MATRICES, lora_dropout=0.0)
-    inject_adapter_in_model(config, model.backbone)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        inject_adapter_in_model(config, model.backbone)
 
 
 def merged_state(state: dict[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:

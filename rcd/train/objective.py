@@ -60,7 +60,8 @@ class Objective(nn.Module):
         return self._reference[0]
 
     def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Losses:
-        """The loss of a batch; `generator` (CPU) draws what the settings beyond the paper need."""
+        """The loss of a batch. `generator` (CPU) draws how many passes the settings beyond the paper take; it must be
+        in the same state on all processes, whose passes go together. What differs by example is in the batch."""
         masked, weight = batch.masked, batch.weight
         state: tuple[Tensor, ResidualState] | None = None  # (positions [B, L], residual at them)
         if self.source.trajectory and _draw(generator) < self.source.trajectory_share:
@@ -70,8 +71,8 @@ class Objective(nn.Module):
         layout = self._lay_out(batch, masked)
         state_M = None if state is None else _pick(state, layout)
         if state_M is not None and self.source.dropout:
-            kept = torch.rand(len(masked), generator=generator).to(masked.device) >= self.source.dropout
-            state_M = ResidualState(state_M.alpha * kept[layout.source[:, 0]], state_M.delta)
+            rows, slots = layout.source.unbind(1)
+            state_M = ResidualState(state_M.alpha * (batch.luck[rows, slots] >= self.source.dropout), state_M.delta)
         hidden = self._hidden(self.model, layout, state_M)
         rows, slots = layout.source.unbind(1)
         total, each = masked_cross_entropy(hidden, self.model.head.weight, batch.ids[rows, slots], weight[rows, slots])
@@ -109,17 +110,18 @@ class Objective(nn.Module):
 
     def _residual(
         self, batch: Batch, masked: Tensor, generator: torch.Generator | None
-    ) -> tuple[Tensor, ResidualState]:
+    ) -> tuple[Tensor, ResidualState] | None:
         """Algorithm 1, lines 7-10: the reference reads the state; or the target itself does (recycling)."""
         assert self.carry is not None
         read = masked
         if self.source.noisier:
-            more = torch.rand(batch.ids.shape, generator=generator).to(masked.device) < self.source.noisier
-            read = masked | (more & batch.answer)
+            read = masked | ((batch.extra < self.source.noisier) & batch.answer)
         layout, state = self._lay_out(batch, read), None
         passes = 1
         if self.source.recycling:
-            passes = int(torch.randint(1, self.source.recycling + 1, (), generator=generator))
+            passes = int(torch.randint(0, self.source.recycling + 1, (), generator=generator))
+            if passes == 0:
+                return None
         reader = self.model if self.source.recycling else self.reference
         assert reader is not None, "stage 2 needs a reference, or recycling"
         for number in range(passes):

@@ -20,12 +20,16 @@ def plan(name: str, config: TrainConfig, gpus: int = 8) -> list[str]:
     count, why = _parameters(config)
     out.append(f"  parameters        {f'{count:,}' if count else f'unknown ({why})'}")
     examples, tokens, why = _data(config)
-    steps = config.max_steps or (math.ceil(config.epochs * examples / config.total_batch) if examples else None)
+    steps = config.max_steps
+    if steps is None and examples:
+        steps = max(1, round(config.epochs * max(1, (examples - config.validation) // config.total_batch)))
     out.append(f"  examples, tokens  {f'{examples:,}, {tokens:,}' if examples else f'unknown ({why})'}")
     out.append(f"  steps             {f'{steps:,}' if steps else 'unknown'} of {config.total_batch} sequences")
     if count:
         state = count * 16 / gpus  # fp32 parameters, gradients and two moments, sharded
         out.append(f"  memory per GPU    {state / 2**30:.1f} GiB of state over {gpus} GPUs, activations not counted")
+    if config.carry and not config.residual.recycling:
+        out.append("                    and the reference whole on every GPU")
     if count and steps and examples:
         computed = steps * config.total_batch * tokens / examples * 2  # the text and its noisy copy
         cost = 6 * count * computed * (1.4 if config.carry else 1.0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rcd.carry.residual import Residual, ResidualState
+from rcd.errors import RCDError, number, whole
 from rcd.residual.distribution import Distribution, align_vocabulary
 
 CHUNK = 2048
@@ -24,8 +25,8 @@ class ResidualSource:
     dropout: float = 0.0
     """Share of examples without a residual, so that the cold start's plain mask is in distribution."""
     recycling: int = 0
-    """0: the reference gives the residual. n > 0: the target itself does, by 1 to n passes without gradient, each fed
-    with the residual of the one before; no reference is needed."""
+    """0: the reference gives the residual. n > 0: the target itself does, by 0 to n passes without gradient, each fed
+    with the residual of the one before (after 0 passes there is none); no reference is needed."""
     noisier: float = 0.0
     """The residual is read from a state in which this share of the visible answer tokens is masked as well: decoding
     takes it from the step before, which knew less."""
@@ -38,6 +39,17 @@ class ResidualSource:
     """The commit threshold of a trajectory is drawn from this range."""
     codebook_gradient: bool = False
     """Whether the loss reaches the codebook through delta. The paper does not say."""
+
+    def __post_init__(self) -> None:
+        number("residual.dropout", self.dropout, least=0, most=1)
+        number("residual.noisier", self.noisier, least=0, most=1)
+        number("residual.trajectory_share", self.trajectory_share, least=0, most=1)
+        whole("residual.recycling", self.recycling, least=0)
+        whole("residual.trajectory", self.trajectory, least=0)
+        if len(self.trajectory_threshold) != 2:
+            raise RCDError("residual.trajectory_threshold is a pair such as [0.5, 0.99].")
+        for value in self.trajectory_threshold:
+            number("residual.trajectory_threshold", value, least=0, most=1)
 
 
 def residual_of(

@@ -33,6 +33,9 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 class Store:
     def __init__(self, folder: Path, keep: int):
         self.folder, self.keep = folder, keep
+        if _first():
+            for half in folder.glob(".writing-*"):  # of a save that was killed
+                shutil.rmtree(half, ignore_errors=True)
 
     def steps(self) -> list[int]:
         """The steps whose checkpoints are complete."""
@@ -57,7 +60,9 @@ class Store:
         try:
             dcp.save({"model": model, "optimizer": optim}, checkpoint_id=scratch, no_dist=not dist.is_initialized())
         except (OSError, dcp.api.CheckpointException) as error:
-            reason = str(error).strip().splitlines()[-1][:160]
+            if _first():
+                shutil.rmtree(scratch, ignore_errors=True)
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1][:160]
             raise RCDError(
                 f"the checkpoint of step {step} could not be written ({reason}); the last good one is of step "
                 f"{self.last or 'none'}; free some disk and go on with --resume."

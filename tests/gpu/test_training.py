@@ -53,8 +53,10 @@ def test_the_smoke_recipe_trains_in_bf16(tmp_path: Path, checkpointing: bool) ->
     from rcd.train.config import TrainConfig
     from rcd.train.loop import Stage, Trainer
 
+    recipe = find("smoke").target
+    assert recipe is not None
     config: TrainConfig = replace(
-        find("smoke").target, precision="bfloat16", max_steps=30, carry=None, gradient_checkpointing=checkpointing
+        recipe, precision="bfloat16", max_steps=30, carry=None, gradient_checkpointing=checkpointing
     )
     stage = Stage.of(config, None, torch.device("cuda"))
     trainer = Trainer(stage, tmp_path, Accelerator(), say=lambda _: None)

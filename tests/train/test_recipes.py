@@ -39,7 +39,7 @@ LLADA_TABLE = {
 def test_sdar_recipes_hold_the_papers_values(size: str, block: int) -> None:
     recipe = find(f"paper-sdar-{size}-b{block}")
     baseline = find(f"seqd-sdar-{size}-b{block}").target
-    assert recipe.reference is not None
+    assert recipe.reference is not None and recipe.target is not None and baseline is not None
     for config in (recipe.reference, recipe.target, baseline):
         for key, value in SDAR_TABLE.items():
             assert getattr(config, key) == value, key
@@ -53,7 +53,7 @@ def test_sdar_recipes_hold_the_papers_values(size: str, block: int) -> None:
 
 def test_llada_recipes_hold_the_papers_values() -> None:
     recipe, baseline = find("paper-llada-8b"), find("seqd-llada-8b").target
-    assert recipe.reference is not None
+    assert recipe.reference is not None and recipe.target is not None and baseline is not None
     for config in (recipe.reference, recipe.target, baseline):
         for key, value in LLADA_TABLE.items():
             assert getattr(config, key) == value, key
@@ -62,7 +62,8 @@ def test_llada_recipes_hold_the_papers_values() -> None:
 
 
 def test_the_extended_baseline_has_eight_epochs() -> None:
-    assert find("seqd-sdar-8b-b64-extended").target.epochs == 8
+    target = find("seqd-sdar-8b-b64-extended").target
+    assert target is not None and target.epochs == 8
 
 
 @pytest.mark.parametrize("name", registry.names("recipe"))
@@ -74,6 +75,7 @@ def test_a_yaml_recipe_changes_what_it_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("base: smoke\ntarget: {max_steps: 7, residual.dropout: 0.25}\nreference: {seed: 3}\n")
     recipe = find(str(path))
+    assert recipe.target is not None
     assert (recipe.target.max_steps, recipe.target.residual.dropout) == (7, 0.25)
     assert recipe.reference is not None and (recipe.reference.seed, recipe.reference.max_steps) == (3, 120)
 
@@ -88,11 +90,27 @@ def test_a_yaml_recipe_changes_what_it_names(tmp_path: Path) -> None:
         ("- 1", "should hold a mapping"),
         ("a: [", "not valid YAML"),
         ("target: {total_batch: 0}", "total_batch must be a whole number"),
+        ("base: 5", "5 is no base for a recipe"),
+        ("base: SELF", "is no base for a recipe"),
+        ("target: [1]", "should be a mapping"),
+        ("target: {residual: 5}", "set the parts of residual one by one"),
+        ("target: {clip: foo}", "clip should be float, not 'foo'"),
+        ("target: {betas: 0.9}", "betas should be tuple"),
+        ("target: {validation: -5}", "validation must be a whole number of 0 or more"),
+        ("target: {residual.recycling: -1}", "residual.recycling must be"),
+        ("target: {pack: true, label_padding: row}", "pack does not go with"),
         ("base: smokes", "unknown recipe 'smokes'.*did you mean 'smoke'"),
     ],
 )
 def test_a_bad_yaml_recipe_gets_one_sentence(tmp_path: Path, content: str, match: str) -> None:
     path = tmp_path / "bad.yaml"
-    path.write_text(content)
+    path.write_text(content.replace("SELF", str(path)))
     with pytest.raises(RCDError, match=match):
         find(str(path))
+
+
+def test_a_rate_written_as_yaml_reads_it_is_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "rate.yaml"
+    path.write_text("base: smoke\ntarget: {learning_rate: 1e-5}\n")
+    target = find(str(path)).target
+    assert target is not None and target.learning_rate == 1e-5

@@ -131,6 +131,23 @@ def test_two_processes_with_fsdp2_have_the_loss_of_one(unbroken: Path, tmp_path:
         torch.testing.assert_close(tensor, one_weights[name], atol=1e-3, rtol=0)
 
 
+def test_two_processes_whose_rows_do_not_split_evenly_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """5 held-out rows, one a pass; recycling and noisier residuals draw alike on both processes."""
+    extra = ["validation=5", "device_batch=1", "max_steps=2", "validate_every=1"]
+    beyond = ["residual.recycling=2", "residual.noisier=0.3", "residual.dropout=0.5"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29534"]
+    done = subprocess.run(
+        [*launch, "-m", "rcd", "train", "smoke", "--stage", "target", "--output", str(tmp_path / "two"), "--device", "cpu",
+         *flags(*extra, *beyond)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    run(tmp_path / "one", *extra, *beyond, stage="target")
+    for one, two in zip(metrics(tmp_path / "one/target"), metrics(tmp_path / "two/target"), strict=True):
+        assert two["loss"] == pytest.approx(one["loss"], abs=1e-4)
+        assert two["validation_loss"] == pytest.approx(one["validation_loss"], abs=1e-4)
+
+
 def test_accumulation_does_not_change_the_run(unbroken: Path, tmp_path: Path) -> None:
     run(tmp_path / "whole", "device_batch=8", stage="reference")
     losses = [[row["loss"] for row in metrics(folder / "reference")] for folder in (unbroken, tmp_path / "whole")]
@@ -139,6 +156,9 @@ def test_accumulation_does_not_change_the_run(unbroken: Path, tmp_path: Path) ->
 
 def test_lora_trains_adapters_and_exports_ordinary_weights(tmp_path: Path) -> None:
     run(tmp_path / "lora", "lora_rank=4", stage="reference")
+    run(tmp_path / "again", "lora_rank=4", stage="reference")
+    first, second = weights(tmp_path / "lora" / "reference"), weights(tmp_path / "again" / "reference")
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
     folder = tmp_path / "lora" / "reference"
     logged = metrics(folder)
     assert logged[-1]["loss"] != logged[0]["loss"]
@@ -233,6 +253,62 @@ def test_an_output_that_holds_another_run_is_refused(unbroken: Path) -> None:
         run(unbroken)
     with pytest.raises(RCDError, match=r"other settings \(learning_rate: 0.002 -> 0.5\)"):
         run(unbroken, "learning_rate=0.5", resume=True)
+    run(unbroken, "log_every=2", "device_batch=2", resume=True)  # these change no result
+
+
+def test_a_start_that_fails_claims_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RCDError, match="there is no data file"):
+        run(tmp_path / "run", "data=typo.jsonl", stage="reference")
+    run(tmp_path / "run", "max_steps=2", stage="reference")
+
+
+def test_a_gradient_that_is_no_number_is_not_applied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rcd.train import loop
+
+    plain, calls = loop.nn.utils.clip_grad_norm_, []
+
+    def norm(*args: Any, **kwargs: Any) -> torch.Tensor:
+        calls.append(1)
+        return plain(*args, **kwargs) if len(calls) < 5 else torch.tensor(float("inf"))
+
+    monkeypatch.setattr(loop.nn.utils, "clip_grad_norm_", norm)
+    with pytest.raises(
+        RCDError, match="the gradient is inf at step 5; it was not applied, and the last checkpoint is 3"
+    ):
+        run(tmp_path / "run", stage="reference")
+
+
+def test_a_resumed_run_logs_no_step_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rcd.train.loop import Trainer
+
+    plain = Trainer.step
+
+    def broken(self: Trainer, number: int) -> dict[str, float]:
+        if number == 7:
+            raise KeyboardInterrupt
+        return plain(self, number)
+
+    monkeypatch.setattr(Trainer, "step", broken)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", stage="reference")
+    monkeypatch.setattr(Trainer, "step", plain)
+    run(tmp_path / "run", stage="reference", resume=True)
+    assert [row["step"] for row in metrics(tmp_path / "run/reference")] == list(range(1, 13))
+
+
+def test_a_carrys_settings_do_not_turn_stage_one_into_stage_two(tmp_path: Path) -> None:
+    run(tmp_path / "run", "carry.alpha_scale=0.5", "max_steps=2")
+    target = rcd.load(tmp_path / "run/target/model", device="cpu")
+    assert target.resolve().carry == rcd.Residual(alpha_scale=0.5)
+    assert target.checkpoint.rcd.provenance["reference"] == str(tmp_path / "run/reference/model")
+    assert rcd.load(tmp_path / "run/reference/model", device="cpu").resolve().carry == rcd.NoCarry()
+
+
+def test_the_reference_belongs_to_the_run(unbroken: Path, tmp_path: Path) -> None:
+    other = str(unbroken / "target" / "model")
+    with pytest.raises(RCDError, match="other settings .reference"):
+        train("smoke", output=unbroken, stage="target", settings=QUICK.split(), reference=other, resume=True,
+              dry_run=False, device="cpu")  # fmt: skip
 
 
 def test_a_loss_that_is_no_number_names_the_step_and_the_examples(tmp_path: Path) -> None:
@@ -275,6 +351,12 @@ def test_some_bad_rows_are_reported_and_the_rest_is_trained(tmp_path: Path, caps
         (["data=nowhere.jsonl"], "there is no data file"),
         (['trackers=["tensorbored"]'], "unknown tracker 'tensorbored'.*did you mean 'tensorboard'"),
         (["model=/no/such"], "there is no folder or file"),
+        (["model=toy:xyz"], "unknown family 'xyz'"),
+        (["toy.foo=1"], "this is no shape for a toy"),
+        (["seed=abc"], "seed should be int, not 'abc'"),
+        (["data=sums:abc"], "sums:N with a whole number"),
+        (["attention=bidirectional"], "attention and mask_token_id are for checkpoints"),
+        (["total_batch=512"], "total_batch = 512 rows, and the data gives 280"),
     ],
 )
 def test_bad_settings_are_refused(tmp_path: Path, extra: list[str], match: str) -> None:
