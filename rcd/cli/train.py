@@ -110,6 +110,7 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
             trainer = Trainer(built, folder, accelerator, say, sigterm.asked)
             if main:
                 _claim(folder, config)
+            accelerator.wait_for_everyone()
             if trackers:
                 flat = {
                     k: v if isinstance(v, (int, float, str)) else json.dumps(v) for k, v in config.to_json().items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -203,8 +204,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * schedule(self.config, number, self.steps)
         figures = torch.zeros(5, dtype=self.exact, device=self.device)
-        for part, batch in enumerate(micro):
-            generator = example_generator(self.config.seed, "step", number, part)
+        for batch in micro:
+            # the same choices for all passes of a step, so that they do not depend on how it is split
+            generator = example_generator(self.config.seed, "step", number)
             try:
                 with self.autocast():
                     losses: Losses = self.objective(batch.to(self.device), generator)
@@ -253,9 +255,9 @@ class Trainer:
         processes, process = self.accelerator.num_processes, self.accelerator.process_index
         self.objective.eval()
         figures = torch.zeros(3, dtype=self.exact, device=self.device)
-        for part, batch in enumerate(batches.step(0, 0, process, processes)):
+        for batch in batches.step(0, 0, process, processes):
             with self.autocast():
-                losses = self.objective(batch.to(self.device), example_generator(self.config.seed, "validation", part))
+                losses = self.objective(batch.to(self.device), example_generator(self.config.seed, "validation"))
             kept = (losses.total, losses.cross_entropy, losses.masked)
             figures += torch.stack([value.to(self.exact) for value in kept])
         self.objective.train()
@@ -272,7 +274,8 @@ class Trainer:
         if self.accelerator.is_main_process:
             keep_metrics(self.folder / "metrics.jsonl", done)
         began, seen = time.perf_counter(), 0.0
-        with (self.folder / "metrics.jsonl").open("a") as metrics:
+        log = self.folder / "metrics.jsonl" if self.accelerator.is_main_process else Path(os.devnull)
+        with log.open("a") as metrics:
             for number in range(done, self.steps):
                 figures = self.step(number)
                 seen += figures["tokens"]

@@ -137,8 +137,8 @@ def test_two_processes_whose_rows_do_not_split_evenly_do_not_wait_for_each_other
     beyond = ["residual.recycling=2", "residual.noisier=0.3", "residual.dropout=0.5"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29534"]
     done = subprocess.run(
-        [*launch, "-m", "rcd", "train", "smoke", "--stage", "target", "--output", str(tmp_path / "two"), "--device", "cpu",
-         *flags(*extra, *beyond)],
+        [*launch, "-m", "rcd", "train", "smoke", "--stage", "target", "--output", str(tmp_path / "two"),
+         "--device", "cpu", *flags(*extra, *beyond)],
         capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -273,7 +273,7 @@ def test_a_gradient_that_is_no_number_is_not_applied(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(loop.nn.utils, "clip_grad_norm_", norm)
     with pytest.raises(
-        RCDError, match="the gradient is inf at step 5; it was not applied, and the last checkpoint is 3"
+        RCDError, match=r"the gradient is inf at step 5; it was not applied, and the last checkpoint is 3"
     ):
         run(tmp_path / "run", stage="reference")
 
@@ -306,7 +306,7 @@ def test_a_carrys_settings_do_not_turn_stage_one_into_stage_two(tmp_path: Path) 
 
 def test_the_reference_belongs_to_the_run(unbroken: Path, tmp_path: Path) -> None:
     other = str(unbroken / "target" / "model")
-    with pytest.raises(RCDError, match="other settings .reference"):
+    with pytest.raises(RCDError, match=r"other settings .reference"):
         train("smoke", output=unbroken, stage="target", settings=QUICK.split(), reference=other, resume=True,
               dry_run=False, device="cpu")  # fmt: skip
 
