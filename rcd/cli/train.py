@@ -66,7 +66,8 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
     from accelerate import Accelerator
 
     from rcd.models.checkpoint import pick_device
-    from rcd.train.loop import Sigterm, Stage, Stopped, Trainer
+    from rcd.train.loop import Sigterm, Stopped, Trainer
+    from rcd.train.stage import Stage
 
     trackers = sorted({tracker for config in stages.values() for tracker in config.trackers})
     for tracker in trackers:

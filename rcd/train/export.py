@@ -18,6 +18,7 @@ from rcd.models.writing import save
 from rcd.train.config import TrainConfig
 from rcd.train.lora import add_lora, merged_state
 from rcd.train.residuals import ResidualSource
+from rcd.train.stage import load_start
 from rcd.train.store import Store
 
 
@@ -39,8 +40,6 @@ def write_trained(
 
 def export_checkpoint(run: Path, content: dict[str, Any], output: Path, step: int | None) -> int:
     """Returns the step that was written."""
-    from rcd.train.loop import load_start
-
     store = Store(run / "checkpoints", keep=1)
     if not store.steps():
         raise RCDError(f"{run} has no checkpoint yet.")

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,98 +22,16 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from rcd import registry
-from rcd.data.examples import Example, Report, encode
-from rcd.data.rows import rows_of
-from rcd.data.sums import character_tokenizer
 from rcd.diffusion.noise import example_generator
-from rcd.errors import RCDError, one_of
-from rcd.models import checkpoint as ckpt
-from rcd.models.checkpoint import Checkpoint
-from rcd.models.pairing import check_pair
-from rcd.models.toy import toy
-from rcd.train.batches import Batches
+from rcd.errors import RCDError
 from rcd.train.config import TrainConfig
 from rcd.train.export import write_trained
 from rcd.train.lora import add_lora
 from rcd.train.objective import Losses, Objective
+from rcd.train.stage import Stage
 from rcd.train.store import Store, whole_state
 
 Say = Callable[[str], None]
-
-
-@dataclass
-class Stage:
-    """Everything a stage works with."""
-
-    config: TrainConfig
-    checkpoint: Checkpoint
-    reference: Checkpoint | None
-    examples: list[Example]
-    held_out: list[Example]
-    report: Report
-
-    @classmethod
-    def of(cls, config: TrainConfig, reference: str | Path | None, device: torch.device) -> Stage:
-        """Load models and data; bad input is refused here, before any work."""
-        checkpoint = load_start(config, device)
-        second = None
-        path = reference or config.reference
-        if config.carry is not None and not config.residual.recycling and (path or not config.residual.trajectory):
-            if path is None:
-                raise RCDError("stage 2 needs a reference: train one first (--stage all) or name one with --reference.")
-            second = ckpt.load(path, device=device, block_length=config.block_length)
-            check_pair(checkpoint, second)
-        if checkpoint.tokenizer is None:
-            raise RCDError(f"{config.model} has no tokenizer, and training texts need one.")
-        eos = checkpoint.model.settings.eos_token_ids
-        examples, report = encode(
-            rows_of(config.data, config.split), checkpoint.tokenizer, eos_token_id=eos[0] if eos else 0,
-            max_length=min(config.max_length, checkpoint.model.settings.context_length),
-            min_length=config.min_length, prompt_field=config.prompt_field, response_field=config.response_field,
-            messages_field=config.messages_field, chat=config.chat,
-        )  # fmt: skip
-        if config.validation >= len(examples):
-            raise RCDError(f"{config.validation} examples are to be held out, but only {len(examples)} are left.")
-        cut = len(examples) - config.validation
-        return cls(config, checkpoint, second, examples[:cut], examples[cut:], report)
-
-    @property
-    def block_length(self) -> int:
-        return self.checkpoint.model.settings.block_length or 1
-
-    def batches(self, held_out: bool = False) -> Batches:
-        """Of the training examples, or of the held-out ones: all of them in one step, unpacked."""
-        eos = self.checkpoint.model.settings.eos_token_ids
-        pad = getattr(self.checkpoint.tokenizer, "pad_token_id", None)
-        batching = self.config.batching(self.block_length, pad if pad is not None else eos[0] if eos else 0)
-        if held_out:
-            return Batches(self.held_out, replace(batching, total=len(self.held_out), pack=0), "validation")
-        return Batches(self.examples, batching)
-
-
-def load_start(config: TrainConfig, device: torch.device) -> Checkpoint:
-    """The checkpoint that training starts from, with fp32 parameters that learn."""
-    if config.model.startswith("toy:"):
-        family, tokenizer = config.model.removeprefix("toy:"), character_tokenizer()
-        one_of("family", family, registry.names("family"))
-        if config.attention is not None or config.mask_token_id is not None:
-            raise RCDError("attention and mask_token_id are for checkpoints; a toy has its own.")
-        shape: dict[str, Any] = {**config.toy, "vocab": len(tokenizer)}
-        if config.block_length is not None:
-            shape["block_length"] = config.block_length
-        try:
-            start = toy(family, seed=config.seed, tokenizer=tokenizer, device=device, **shape)
-        except (TypeError, RuntimeError) as error:
-            raise RCDError(f"this is no shape for a toy: {config.toy} ({error}).") from error
-    else:
-        start = ckpt.load(
-            config.model, device=device, dtype="float32", block_length=config.block_length,
-            mask_token_id=config.mask_token_id, attention=config.attention,
-        )  # fmt: skip
-    for parameter in start.model.parameters():
-        parameter.requires_grad_(True)
-    return start
 
 
 def shard(objective: Objective, precision: str) -> None:

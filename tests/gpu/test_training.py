@@ -51,7 +51,8 @@ def test_the_smoke_recipe_trains_in_bf16(tmp_path: Path, checkpointing: bool) ->
 
     from rcd.recipes.base import find
     from rcd.train.config import TrainConfig
-    from rcd.train.loop import Stage, Trainer
+    from rcd.train.loop import Trainer
+    from rcd.train.stage import Stage
 
     recipe = find("smoke").target
     assert recipe is not None

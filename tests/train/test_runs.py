@@ -166,7 +166,7 @@ def test_lora_trains_adapters_and_exports_ordinary_weights(tmp_path: Path) -> No
     assert not any("lora" in name for name in state)
     start = rcd.Pipeline(rcd.load(folder / "model", device="cpu").checkpoint)
     from rcd.recipes.base import find
-    from rcd.train.loop import load_start
+    from rcd.train.stage import load_start
 
     recipe = find("smoke").reference
     assert recipe is not None
