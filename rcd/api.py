@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rcd import registry
 from rcd.carry.base import Carry, describe
+from rcd.data.examples import prompt_ids
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Finished
 from rcd.decode.stopping import check_prompts
@@ -188,14 +189,7 @@ class Pipeline:
             return list(prompt)
         if self.tokenizer is None:
             raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids (--ids).")
-        template = bool(getattr(self.tokenizer, "chat_template", None))
-        if not isinstance(prompt, str) or (template if chat is None else chat):
-            if not template:
-                raise RCDError("this checkpoint's tokenizer has no chat template; give plain text (--raw).")
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
-        return list(self.tokenizer(prompt)["input_ids"])
+        return prompt_ids(prompt, self.tokenizer, chat)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out; without a tokenizer, the ids themselves."""

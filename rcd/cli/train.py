@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,6 +60,7 @@ def train(
     if output is None:
         raise RCDError("name the run's folder with --output.")
     _run(stages, output, reference, resume, device)
+    _leave()
 
 
 def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, resume: bool, device: str) -> None:
@@ -96,7 +98,7 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
             if resume and (folder / "model" / "config.json").is_file():
                 say(f"{name}: already trained")
                 continue
-            built = Stage.of(config, None, accelerator.device)
+            built = Stage.of(config, accelerator.device)
             for line in built.report.lines():
                 say(f"{name}: {line}")
             if config.total_batch % (config.device_batch * accelerator.num_processes):
@@ -128,6 +130,15 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
                 say(f"{name}: asked to stop; go on with --resume")
                 return
     accelerator.end_training()
+
+
+def _leave() -> None:
+    """One of several processes ends here, its work done: gloo's threads may still be closing, and now and then they abort
+    an interpreter that takes itself apart meanwhile, which a launcher would report as a failed run."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _check_folder(folder: Path, config: TrainConfig, resume: bool, say: Callable[[str], None]) -> None:

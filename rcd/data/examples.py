@@ -64,7 +64,7 @@ def encode(
         if missing:
             report.dropped[f"no {' and no '.join(repr(name) for name in missing)}"].append(place)
             continue
-        start = _prompt_ids(prompt if isinstance(prompt, list) else str(prompt), tokenizer, chat)
+        start = prompt_ids(prompt if isinstance(prompt, list) else str(prompt), tokenizer, chat)
         ids = [*start, *tokenizer(str(response), add_special_tokens=False)["input_ids"], eos_token_id]
         if len(ids) > max_length:
             report.dropped[f"longer than {max_length:,} tokens"].append(place)
@@ -81,11 +81,12 @@ def encode(
     return examples, report
 
 
-def _prompt_ids(prompt: Any, tokenizer: Any, chat: bool | None) -> list[int]:
+def prompt_ids(prompt: Any, tokenizer: Any, chat: bool | None) -> list[int]:
+    """A text or chat messages as token ids; `chat` None: a text goes into the chat template if there is one."""
     template = bool(getattr(tokenizer, "chat_template", None))
     if (template if chat is None else chat) or not isinstance(prompt, str):
         if not template:
-            raise RCDError("the tokenizer has no chat template; train on plain text (chat=false).")
+            raise RCDError("the tokenizer has no chat template; use plain text (--raw, or chat=false).")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])

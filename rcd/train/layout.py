@@ -85,7 +85,6 @@ def lay_out(
     *,
     attention: str,
     block_length: int,
-    mask_token_id: int,
     copy: str = "answer",
     flex: bool = False,
 ) -> Layout:

@@ -87,7 +87,6 @@ class Objective(nn.Module):
             masked,
             attention=settings.attention,
             block_length=self.block_length,
-            mask_token_id=settings.mask_token_id,
             copy=self.copy,
             flex=self.flex,
         )

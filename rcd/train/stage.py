@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,11 +32,11 @@ class Stage:
     report: Report
 
     @classmethod
-    def of(cls, config: TrainConfig, reference: str | Path | None, device: torch.device) -> Stage:
+    def of(cls, config: TrainConfig, device: torch.device) -> Stage:
         """Load models and data; bad input is refused here, before any work."""
         checkpoint = load_start(config, device)
         second = None
-        path = reference or config.reference
+        path = config.reference
         if config.carry is not None and not config.residual.recycling and (path or not config.residual.trajectory):
             if path is None:
                 raise RCDError("stage 2 needs a reference: train one first (--stage all) or name one with --reference.")

@@ -59,7 +59,7 @@ def test_the_smoke_recipe_trains_in_bf16(tmp_path: Path, checkpointing: bool) ->
     config: TrainConfig = replace(
         recipe, precision="bfloat16", max_steps=30, carry=None, gradient_checkpointing=checkpointing
     )
-    stage = Stage.of(config, None, torch.device("cuda"))
+    stage = Stage.of(config, torch.device("cuda"))
     trainer = Trainer(stage, tmp_path, Accelerator(), say=lambda _: None)
     first = trainer.step(0)["cross_entropy"]
     exported = trainer.run()
