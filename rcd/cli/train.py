@@ -133,8 +133,8 @@ def _run(stages: dict[str, TrainConfig], output: Path, reference: str | None, re
 
 
 def _leave() -> None:
-    """One of several processes ends here, its work done: gloo's threads may still be closing, and now and then they abort
-    an interpreter that takes itself apart meanwhile, which a launcher would report as a failed run."""
+    """One of several processes ends here, its work done: gloo's threads may still be closing, and now and then they
+    abort an interpreter that takes itself apart meanwhile, which a launcher would report as a failed run."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         sys.stdout.flush()
         sys.stderr.flush()
