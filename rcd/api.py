@@ -189,7 +189,7 @@ class Pipeline:
             return list(prompt)
         if self.tokenizer is None:
             raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids (--ids).")
-        return prompt_ids(prompt, self.tokenizer, chat)
+        return prompt_ids([prompt], self.tokenizer, chat)[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out; without a tokenizer, the ids themselves."""

@@ -58,6 +58,16 @@ PARTS: dict[str, dict[str, str]] = {
     # training runs: functions that return a Recipe
     "recipe": {
         "smoke": "rcd.recipes.smoke:smoke",
+        "tasks-sdar-seqd": "rcd.recipes.tasks:sdar_seqd",
+        "tasks-sdar-seqd-plain": "rcd.recipes.tasks:sdar_seqd_plain",
+        "tasks-sdar-seqd-longer": "rcd.recipes.tasks:sdar_seqd_longer",
+        "tasks-sdar-rcd": "rcd.recipes.tasks:sdar_rcd",
+        "tasks-sdar-paper": "rcd.recipes.tasks:sdar_paper",
+        "tasks-llada-seqd": "rcd.recipes.tasks:llada_seqd",
+        "tasks-llada-seqd-plain": "rcd.recipes.tasks:llada_seqd_plain",
+        "tasks-llada-seqd-longer": "rcd.recipes.tasks:llada_seqd_longer",
+        "tasks-llada-rcd": "rcd.recipes.tasks:llada_rcd",
+        "tasks-llada-paper": "rcd.recipes.tasks:llada_paper",
         "paper-sdar-1.7b-reference": "rcd.recipes.paper:reference_only",
         "paper-sdar-4b-b32": "rcd.recipes.paper:rcd_4b_b32",
         "paper-sdar-4b-b64": "rcd.recipes.paper:rcd_4b_b64",

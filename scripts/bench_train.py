@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from rcd.carry.residual import Residual
-from rcd.diffusion.noise import draw, example_generator
+from rcd.diffusion.noise import draw, generator_of, key_of
 from rcd.models.checkpoint import build
 from rcd.models.families import SDAR
 from rcd.models.lm import DiffusionLM, ModelSettings
@@ -59,15 +59,15 @@ def make(shape: Shape, device: torch.device, block: int, dtype: torch.dtype, lea
 
 
 def make_batch(rows: int, length: int, prompt: int, block: int, vocab: int, seed: int) -> Batch:
-    generator = example_generator("bench", seed)
-    ids = torch.randint(0, vocab - 2, (rows, length), generator=generator)
-    position = torch.arange(length).expand(rows, length)
+    ids = torch.randint(0, vocab - 2, (rows, length), generator=generator_of("bench", seed))
+    position = torch.arange(length).repeat(rows, 1)
+    row = torch.arange(rows)[:, None].expand_as(position)
     answer = position >= prompt
-    masked, p_mask = zip(*(draw(answer[r], position[r] // block, generator) for r in range(rows)), strict=True)
+    masked, p_mask = draw(key_of("bench", seed), row, position, position // block, answer)
     normaliser = torch.full((rows, length), 1 / int(answer.sum()))
     document = torch.zeros_like(ids)
-    weight = normaliser / torch.stack(p_mask)
-    return Batch(ids, position.clone(), document, answer, torch.stack(masked), weight, normaliser, weight, weight)
+    weight = normaliser / p_mask
+    return Batch(ids, position, document, answer, masked, weight, normaliser, weight, weight)
 
 
 def pairs(batch: Batch, block: int) -> int:

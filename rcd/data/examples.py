@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from rcd.data.rows import Row
 from rcd.errors import RCDError
+
+TOGETHER = 4096
+"""So many texts are tokenised at a time."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,30 @@ def encode(
 ) -> tuple[list[Example], Report]:
     """Examples that end with the end token, from two fields or from a conversation whose last message is the answer."""
     report, examples = Report(), []
+    texts = _texts(rows, report, prompt_field, response_field, messages_field)
+    while part := list(islice(texts, TOGETHER)):
+        starts = prompt_ids([prompt for _, prompt, _ in part], tokenizer, chat)
+        ends = tokenizer([response for _, _, response in part], add_special_tokens=False)["input_ids"]
+        for (place, _, _), start, end in zip(part, starts, ends, strict=True):
+            ids = [*start, *end, eos_token_id]
+            if len(ids) > max_length:
+                report.dropped[f"longer than {max_length:,} tokens"].append(place)
+            elif len(ids) < min_length:
+                report.dropped[f"shorter than {min_length:,} tokens"].append(place)
+            else:
+                examples.append(Example(place, ids, len(start)))
+                report.kept += 1
+                report.tokens += len(ids)
+    if not examples:
+        why = "; ".join(report.lines()[1:]) or "the data set is empty"
+        raise RCDError(f"no training example is left: {why}.")
+    return examples, report
+
+
+def _texts(
+    rows: Iterable[Row], report: Report, prompt_field: str, response_field: str, messages_field: str | None
+) -> Iterator[tuple[str, Any, str]]:
+    """(place, prompt, response) of every row that has both; the prompt is a text or chat messages."""
     for place, row in rows:
         prompt: Any
         response: Any
@@ -64,30 +92,26 @@ def encode(
         if missing:
             report.dropped[f"no {' and no '.join(repr(name) for name in missing)}"].append(place)
             continue
-        start = prompt_ids(prompt if isinstance(prompt, list) else str(prompt), tokenizer, chat)
-        ids = [*start, *tokenizer(str(response), add_special_tokens=False)["input_ids"], eos_token_id]
-        if len(ids) > max_length:
-            report.dropped[f"longer than {max_length:,} tokens"].append(place)
-            continue
-        if len(ids) < min_length:
-            report.dropped[f"shorter than {min_length:,} tokens"].append(place)
-            continue
-        examples.append(Example(place, ids, len(start)))
-        report.kept += 1
-        report.tokens += len(ids)
-    if not examples:
-        why = "; ".join(report.lines()[1:]) or "the data set is empty"
-        raise RCDError(f"no training example is left: {why}.")
-    return examples, report
+        yield place, prompt if isinstance(prompt, list) else str(prompt), str(response)
 
 
-def prompt_ids(prompt: Any, tokenizer: Any, chat: bool | None) -> list[int]:
-    """A text or chat messages as token ids; `chat` None: a text goes into the chat template if there is one."""
+def prompt_ids(prompts: Sequence[Any], tokenizer: Any, chat: bool | None) -> list[list[int]]:
+    """Texts or chat messages as token ids; `chat` None: a text goes into the chat template if there is one."""
     template = bool(getattr(tokenizer, "chat_template", None))
-    if (template if chat is None else chat) or not isinstance(prompt, str):
+    texts: list[tuple[str, bool]] = []  # (text, whether the tokenizer adds its own special tokens)
+    for prompt in prompts:
+        if isinstance(prompt, str) and not (template if chat is None else chat):
+            texts.append((prompt, True))
+            continue
         if not template:
             raise RCDError("the tokenizer has no chat template; use plain text (--raw, or chat=false).")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    return list(tokenizer(prompt)["input_ids"])
+        texts.append((tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), False))
+    out: list[list[int]] = [[] for _ in texts]
+    for special in (False, True):
+        index = [k for k, (_, adds) in enumerate(texts) if adds is special]
+        if index:
+            encoded = tokenizer([texts[k][0] for k in index], add_special_tokens=special)["input_ids"]
+            for k, ids in zip(index, encoded, strict=True):
+                out[k] = list(ids)
+    return out

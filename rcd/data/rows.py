@@ -1,4 +1,4 @@
-"""Rows of a data set: a local JSONL file (also gzipped), a hub data set, or the project's own generator."""
+"""Rows of a data set: a local JSONL file (also gzipped), a hub data set, or the project's own generators."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ Row = tuple[str, dict[str, Any]]
 
 
 def rows_of(source: str, split: str = "train") -> Iterator[Row]:
-    """`sums:N` generates N additions; a path is read; anything else is a hub name."""
-    if source.startswith("sums:"):
+    """`sums:N` generates N additions, `tasks:MIX:N` N problems; a path is read; anything else is a hub name."""
+    kind, _, rest = source.partition(":")
+    if kind == "sums":
         from rcd.data.sums import sums
 
-        count = source.removeprefix("sums:")
-        if not count.isdigit():
-            raise RCDError(f"the generated data set is sums:N with a whole number N, not {source!r}.")
-        return sums(int(count))
+        return sums(_count(source, rest))
+    if kind == "tasks":
+        from rcd.data.tasks.base import problems
+
+        mix, _, count = rest.partition(":")
+        found = problems(mix, split, _count(source, count))
+        return ((problem.name, {"prompt": problem.question, "response": problem.solution}) for problem in found)
     path = Path(source).expanduser()
     if path.is_dir():
         raise RCDError(f"{path} is a folder; give a JSONL file.")
@@ -31,6 +35,23 @@ def rows_of(source: str, split: str = "train") -> Iterator[Row]:
     if source.endswith((".jsonl", ".jsonl.gz", ".json")) or "/" not in source:
         raise RCDError(f"there is no data file {source!r}; give a JSONL file or a hub data set such as org/name.")
     return _hub(source, split)
+
+
+def _count(source: str, text: str) -> int:
+    if not text.isdigit():
+        raise RCDError(f"a generated data set is sums:N or tasks:MIX:N with a whole number N, not {source!r}.")
+    return int(text)
+
+
+def generated_tokenizer(source: str) -> Any:
+    """The tokenizer of a model that is trained from nothing: that of the generated tasks, or one of characters."""
+    if source.startswith("tasks:"):
+        from rcd.data.tasks.vocabulary import task_tokenizer
+
+        return task_tokenizer()
+    from rcd.data.sums import character_tokenizer
+
+    return character_tokenizer()
 
 
 def _jsonl(path: Path) -> Iterator[Row]:

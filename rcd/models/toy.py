@@ -63,9 +63,11 @@ def toy(
     device: str | torch.device = "cpu",
     tokenizer: Any | None = None,
     rcd: RCDFile | None = None,
+    to_train: bool = False,
     **shape: Any,
 ) -> Checkpoint:
-    """A random checkpoint. `spread` scales the logits: a larger one makes the model surer of its nonsense."""
+    """A random checkpoint. `spread` scales the logits: a larger one makes the model surer of its nonsense. `to_train`:
+    small weights, as training from nothing wants them."""
     config = toy_config(family, **shape)
     spec: FamilySpec = registry.get("family", family)
     backbone_config = spec.backbone_config(config)
@@ -79,7 +81,13 @@ def toy(
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if to_train:
+                last = name.endswith(("o_proj.weight", "down_proj.weight"))
+                depth = len(model.backbone.layers)  # type: ignore[arg-type]
+                fixed = 0.0 if name.endswith("bias") else 1.0
+                deviation = 0.02 / (2 * depth) ** 0.5 if last else 0.02
+                parameter.copy_(torch.full_like(noise, fixed) if parameter.dim() == 1 else noise * deviation)
+            elif parameter.dim() == 1:
                 sharp = 2.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
                 parameter.copy_(0.1 * noise + (0.0 if name.endswith("bias") else sharp))
             elif name.endswith(("q_proj.weight", "k_proj.weight")):

@@ -1,7 +1,7 @@
 """Which examples a step takes, and their noise: a pure function of (seed, epoch, step), so nothing is to be saved.
 
-The order of an epoch, the packing, every t and every mask are drawn from generators keyed by the seed, the epoch and
-the example. A resumed run sees what the unbroken one saw, and two processes together see what one sees alone.
+The order of an epoch, the packing, every t and every mask are drawn with keys made of the seed, the epoch and the
+example. A resumed run sees what the unbroken one saw, and two processes together see what one sees alone.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from rcd.data.examples import Example
-from rcd.diffusion.noise import draw, example_generator
+from rcd.diffusion.noise import draw, generator_of, key_of, uniform
 from rcd.errors import RCDError
 from rcd.train.layout import PADDING, Batch
 
@@ -45,6 +46,10 @@ class Batches:
     def __init__(self, examples: Sequence[Example], batching: Batching, purpose: str = "train"):
         self.examples, self.batching, self.purpose = examples, batching, purpose
         self._epoch: tuple[int, list[list[int]]] | None = None
+        self._lengths = torch.tensor([len(example.ids) for example in examples], dtype=torch.long)
+        self._prompts = torch.tensor([example.prompt for example in examples], dtype=torch.long)
+        self._offsets = self._lengths.cumsum(0) - self._lengths
+        self._ids = torch.tensor([token for example in examples for token in example.ids], dtype=torch.long)
         if len(self.rows(0)) < batching.total:
             raise RCDError(
                 f"a step takes total_batch = {batching.total} rows, and the data gives {len(self.rows(0))}; lower "
@@ -54,7 +59,8 @@ class Batches:
     def rows(self, epoch: int) -> list[list[int]]:
         """The epoch's rows, each a list of examples."""
         if self._epoch is None or self._epoch[0] != epoch:
-            order = torch.randperm(len(self.examples), generator=self._generator("order", epoch)).tolist()
+            generator = generator_of(self.batching.seed, self.purpose, "order", epoch)
+            order = torch.randperm(len(self.examples), generator=generator).tolist()
             self._epoch = (epoch, self._packed(order))
         return self._epoch[1]
 
@@ -109,36 +115,50 @@ class Batches:
         return total
 
     def _batch(self, rows: list[list[int]], epoch: int, labels: int, count: int, longest: int) -> Batch:
+        """All rows at once: N is the number of slots that hold an example, one after the other."""
         b = self.batching
-        length = longest or max(sum(self._slots(n) for n in row) for row in rows)
-        shape = (len(rows), length)
-        ids = torch.full(shape, b.pad_token_id)
-        position = torch.arange(length).repeat(len(rows), 1)
-        document = torch.full(shape, PADDING)
-        answer, masked = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
-        weight, normaliser, luck, extra = (torch.zeros(shape) for _ in range(4))
-        for r, row in enumerate(rows):
-            start = 0
-            for d, number in enumerate(row):
-                example, slots = self.examples[number], self._slots(number)
-                slots = longest or slots
-                part = slice(start, start + slots)
-                ids[r, start : start + len(example.ids)] = torch.tensor(example.ids)
-                position[r, part] = torch.arange(slots)
-                document[r, part] = d
-                labelled = slots if b.label_padding != "none" else len(example.ids)
-                answer[r, start + example.prompt : start + labelled] = True
-                noise = self._generator("noise", epoch, example.name)
-                masked[r, part], p_mask = draw(answer[r, part], position[r, part] // b.block_length, noise, b.per)
-                one = 1 / labels if b.normaliser == "labels" else 1 / (count * int(answer[r, part].sum()))
-                normaliser[r, part] = one
-                weight[r, part] = one / p_mask
-                more = self._generator("residual", epoch, example.name)
-                luck[r, part] = torch.rand((), generator=more)
-                extra[r, part] = torch.rand(slots, generator=more)
-                start += slots
-        names = tuple(self.examples[n].name for row in rows for n in row)
-        return Batch(ids, position, document, answer, masked, weight, normaliser, luck, extra, names)
+        numbers = [n for row in rows for n in row]
+        sizes = [longest or self._slots(n) for n in numbers]
+        length = max(sum(longest or self._slots(n) for n in row) for row in rows)
+        starts = [r * length + start for r, row in enumerate(rows) for start in self._starts(row, longest)]
+        documents = torch.tensor([d for row in rows for d in range(len(row))])
 
-    def _generator(self, *key: int | str) -> torch.Generator:
-        return example_generator(self.batching.seed, self.purpose, *key)
+        size = torch.tensor(sizes)
+        which = torch.repeat_interleave(torch.arange(len(numbers)), size)
+        position = torch.arange(len(which)) - (size.cumsum(0) - size)[which]
+        slot = torch.tensor(starts)[which] + position
+        number = torch.tensor(numbers)[which]
+        used, prompt = self._lengths[number], self._prompts[number]
+        labelled = used if b.label_padding == "none" else size[which]
+        answer = (position >= prompt) & (position < labelled)
+        real = position < used
+        ids = torch.where(real, self._ids[self._offsets[number] + torch.where(real, position, 0)], b.pad_token_id)
+        key = self._key("noise", epoch)
+        masked, p_mask = draw(key, number, position, position // b.block_length, answer, b.per)
+        if b.normaliser == "labels":
+            one = torch.full(p_mask.shape, 1 / labels)
+        else:
+            one = 1 / (count * torch.zeros(len(numbers)).index_add_(0, which, answer.float()))[which]
+        luck = uniform(self._key("luck", epoch), number)
+        extra = uniform(self._key("extra", epoch), number, position)
+
+        def spread(values: Tensor, empty: int = 0) -> Tensor:
+            out = torch.full((len(rows) * length,), empty, dtype=values.dtype)
+            out[slot] = values
+            return out.view(len(rows), length)
+
+        everywhere = torch.arange(length).repeat(len(rows), 1)
+        document = spread(documents[which], PADDING)
+        names = tuple(self.examples[n].name for n in numbers)
+        return Batch(
+            spread(ids, b.pad_token_id), torch.where(document == PADDING, everywhere, spread(position)), document,
+            spread(answer), spread(masked), spread(one / p_mask), spread(one), spread(luck), spread(extra), names,
+        )  # fmt: skip
+
+    def _starts(self, row: list[int], longest: int) -> list[int]:
+        """Where each of a row's examples begins."""
+        sizes = [longest or self._slots(n) for n in row]
+        return [sum(sizes[:k]) for k in range(len(sizes))]
+
+    def _key(self, *parts: int | str) -> int:
+        return key_of(self.batching.seed, self.purpose, *parts)

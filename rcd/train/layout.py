@@ -78,37 +78,45 @@ class Layout:
     """[M, 2] (row, slot) of the same positions in the text."""
 
 
-def lay_out(
-    batch: Batch,
-    noisy_ids: Tensor,
-    masked: Tensor,
-    *,
-    attention: str,
-    block_length: int,
-    copy: str = "answer",
-    flex: bool = False,
-) -> Layout:
-    """The layout of a batch in the state `noisy_ids`, whose positions `masked` are predicted."""
+@dataclass(frozen=True)
+class Frame:
+    """What the layout of a batch is in every state of it: positions, attention, and which slots have a noisy copy."""
+
+    batch: Batch
+    position: Tensor
+    """[B, S]"""
+    attention: Any
+    """A boolean mask [B, 1, S, S], a flex BlockMask, or None."""
+    index: Tensor | None
+    """[B, N] the text slots of the noisy copies, -1 where there is none; None: the text itself is the noisy one."""
+
+    def lay_out(self, noisy_ids: Tensor, masked: Tensor) -> Layout:
+        """The layout in the state `noisy_ids`, whose positions `masked` are predicted."""
+        if self.index is None:
+            where = masked.nonzero()
+            return Layout(noisy_ids, self.position, self.attention, where, where)
+        row = torch.arange(len(self.index), device=self.index.device)[:, None]
+        slot = self.index.clamp_min(0)
+        ids = torch.cat((self.batch.ids, noisy_ids[row, slot]), dim=1)
+        where = (masked[row, slot] & (self.index != PADDING)).nonzero()
+        source = torch.stack((where[:, 0], self.index[where[:, 0], where[:, 1]]), dim=1)
+        where = where + torch.tensor([0, self.batch.ids.shape[1]], device=where.device)
+        return Layout(ids, self.position, self.attention, where, source)
+
+
+def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "answer", flex: bool = False) -> Frame:
     if attention == BIDIRECTIONAL:
-        where = masked.nonzero()
         packed = bool((batch.document != 0).any())
         seen = _attention(batch.document, None, None, flex) if packed else None
-        return Layout(noisy_ids, batch.position, seen, where, where)
+        return Frame(batch, batch.position, seen, None)
     index = _copied(batch, block_length, copy)
     row = torch.arange(len(index), device=index.device)[:, None]
-    real = index != PADDING
     slot = index.clamp_min(0)
-    document = torch.cat((batch.document, batch.document[row, slot].masked_fill(~real, PADDING)), dim=1)
+    document = torch.cat((batch.document, batch.document[row, slot].masked_fill(index == PADDING, PADDING)), dim=1)
     position = torch.cat((batch.position, batch.position[row, slot]), dim=1)
     copied = torch.zeros_like(document, dtype=torch.bool)
     copied[:, batch.ids.shape[1] :] = True
-    ids = torch.cat((batch.ids, noisy_ids[row, slot]), dim=1)
-    predicted = masked[row, slot] & real
-    where = predicted.nonzero()
-    source = torch.stack((where[:, 0], index[where[:, 0], where[:, 1]]), dim=1)
-    where = where + torch.tensor([0, batch.ids.shape[1]], device=where.device)
-    seen = _attention(document, position // block_length, copied, flex)
-    return Layout(ids, position, seen, where, source)
+    return Frame(batch, position, _attention(document, position // block_length, copied, flex), index)
 
 
 def _copied(batch: Batch, block_length: int, copy: str) -> Tensor:
@@ -123,26 +131,31 @@ def _copied(batch: Batch, block_length: int, copy: str) -> Tensor:
     return order.masked_fill(order == length, PADDING)
 
 
+def _sees(query: tuple[Any, Any, Any], key: tuple[Any, Any, Any]) -> Any:
+    """The rule above, on (document, block, copied) of a query and of a key."""
+    (document_q, block_q, copied_q), (document_k, block_k, copied_k) = query, key
+    earlier, own = block_k < block_q, block_k == block_q
+    clean = ~copied_k & (earlier | (own & ~copied_q))
+    return (document_q == document_k) & (clean | (copied_k & copied_q & own))
+
+
 def _attention(document: Tensor, block: Tensor | None, copied: Tensor | None, flex: bool) -> Any:
-    """The rule above as a dense mask, or for flex attention; padding sees itself, to keep its softmax defined."""
-
-    def allowed(row: Any, query: Any, key: Any) -> Any:
-        same = document[row, query] == document[row, key]
-        if block is None or copied is None:
-            return same
-        earlier, own = block[row, key] < block[row, query], block[row, key] == block[row, query]
-        clean = ~copied[row, key] & (earlier | (own & ~copied[row, query]))
-        return same & (clean | (copied[row, key] & copied[row, query] & own))
-
+    """The rule as a dense mask, or for flex attention; padding sees itself, to keep its softmax defined."""
     rows, slots = document.shape
+    if block is None or copied is None:  # one block, nothing copied: a document sees itself
+        block, copied = torch.zeros_like(document), torch.zeros_like(document, dtype=torch.bool)
+    facts = (document, block, copied)
     if flex:
         from torch.nn.attention.flex_attention import create_block_mask
 
         def rule(row: Any, head: Any, query: Any, key: Any) -> Any:
-            return allowed(row, query, key)
+            return _sees(*(tuple(fact[row, at] for fact in facts) for at in (query, key)))  # type: ignore[arg-type]
 
         return create_block_mask(rule, rows, None, slots, slots, device=str(document.device))
-    index = torch.arange(slots, device=document.device)
-    row = torch.arange(rows, device=document.device)[:, None, None]
     itself = torch.eye(slots, dtype=torch.bool, device=document.device)
-    return (allowed(row, index[None, :, None], index[None, None, :]) | itself).unsqueeze(1)
+    return (_sees(_unsqueezed(facts, 2), _unsqueezed(facts, 1)) | itself).unsqueeze(1)
+
+
+def _unsqueezed(facts: tuple[Tensor, Tensor, Tensor], dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    document, block, copied = (fact.unsqueeze(dim) for fact in facts)
+    return document, block, copied

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from rcd.diffusion.noise import example_generator
+from rcd.diffusion.noise import generator_of
 from rcd.errors import RCDError
 from rcd.train.config import TrainConfig
 from rcd.train.export import write_trained
+from rcd.train.layout import Batch
 from rcd.train.lora import add_lora
 from rcd.train.objective import Losses, Objective
 from rcd.train.stage import Stage
@@ -98,6 +100,8 @@ class Trainer:
         self.steps = config.max_steps or max(1, round(config.epochs * per_epoch))
         self.per_epoch = per_epoch
         self.store = Store(folder / "checkpoints", config.keep)
+        self._maker = ThreadPoolExecutor(1)
+        self._ahead: tuple[int, Future[list[Batch]]] | None = None
 
     def autocast(self) -> Any:
         half = self.config.precision == "bfloat16" and self.accelerator.num_processes == 1
@@ -115,15 +119,14 @@ class Trainer:
 
     def step(self, number: int) -> dict[str, float]:
         """One optimizer step."""
-        epoch, within = divmod(number, self.per_epoch)
-        processes, process = self.accelerator.num_processes, self.accelerator.process_index
-        micro = self.batches.step(epoch, within, process, processes)
+        processes = self.accelerator.num_processes
+        micro = self._micro(number)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * schedule(self.config, number, self.steps)
         figures = torch.zeros(5, dtype=self.exact, device=self.device)
         for batch in micro:
             # the same choices for all passes of a step, so that they do not depend on how it is split
-            generator = example_generator(self.config.seed, "step", number)
+            generator = generator_of(self.config.seed, "step", number)
             try:
                 with self.autocast():
                     losses: Losses = self.objective(batch.to(self.device), generator)
@@ -165,6 +168,18 @@ class Trainer:
             "tokens": tokens,
         }
 
+    def _micro(self, number: int) -> list[Batch]:
+        """The step's batches of this process; the next step's are made while it runs."""
+
+        def make(step: int) -> list[Batch]:
+            epoch, within = divmod(step, self.per_epoch)
+            return self.batches.step(epoch, within, self.accelerator.process_index, self.accelerator.num_processes)
+
+        step, waiting = self._ahead or (-1, None)
+        batches = waiting.result() if waiting is not None and step == number else make(number)
+        self._ahead = (number + 1, self._maker.submit(make, number + 1)) if number + 1 < self.steps else None
+        return batches
+
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
         """The held-out examples' loss, with the same noise every time."""
@@ -174,7 +189,7 @@ class Trainer:
         figures = torch.zeros(3, dtype=self.exact, device=self.device)
         for batch in batches.step(0, 0, process, processes):
             with self.autocast():
-                losses = self.objective(batch.to(self.device), example_generator(self.config.seed, "validation"))
+                losses = self.objective(batch.to(self.device), generator_of(self.config.seed, "validation"))
             kept = (losses.total, losses.cross_entropy, losses.masked)
             figures += torch.stack([value.to(self.exact) for value in kept])
         self.objective.train()

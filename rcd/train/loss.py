@@ -10,7 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 2048
+LOGITS = 2**28
+
+
+def chunk_of(head_VD: Tensor) -> int:
+    """Positions whose logits are held at a time."""
+    return max(1, LOGITS // head_VD.shape[0])
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -54,11 +59,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def masked_cross_entropy(
-    hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, weight_N: Tensor, chunk: int = CHUNK
+    hidden_ND: Tensor, head_VD: Tensor, target_N: Tensor, weight_N: Tensor, chunk: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """(sum of weight x cross-entropy, the cross-entropies [N] without gradient)."""
     if torch.is_autocast_enabled(hidden_ND.device.type):
         dtype = torch.get_autocast_dtype(hidden_ND.device.type)
         hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
-    total, each = _LinearCrossEntropy.apply(hidden_ND, head_VD, target_N, weight_N.float(), chunk)
+    total, each = _LinearCrossEntropy.apply(hidden_ND, head_VD, target_N, weight_N.float(), chunk or chunk_of(head_VD))
     return total, each

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from rcd.carry.residual import Residual, ResidualState
 from rcd.models.lm import DiffusionLM, View
-from rcd.residual.distribution import Distribution
-from rcd.train.layout import Batch, Layout, lay_out
+from rcd.train.layout import Batch, Frame, Layout, frame_of
 from rcd.train.loss import masked_cross_entropy
-from rcd.train.residuals import ResidualSource, residual_of
+from rcd.train.residuals import ResidualSource, confidence_of, residual_of
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,14 @@ class Objective(nn.Module):
     def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Losses:
         """The loss of a batch. `generator` (CPU) draws how many passes the settings beyond the paper take; it must be
         in the same state on all processes, whose passes go together. What differs by example is in the batch."""
+        frame = self.frame(batch)
         masked, weight = batch.masked, batch.weight
         state: tuple[Tensor, ResidualState] | None = None  # (positions [B, L], residual at them)
         if self.source.trajectory and _draw(generator) < self.source.trajectory_share:
-            masked, weight, state = self._trajectory(batch, generator)
+            masked, weight, state = self._trajectory(frame, generator)
         elif self.carry is not None and (self.reference is not None or self.source.recycling):
-            state = self._residual(batch, masked, generator)
-        layout = self._lay_out(batch, masked)
+            state = self._residual(frame, masked, generator)
+        layout = self.lay_out(frame, masked)
         state_M = None if state is None else _pick(state, layout)
         if state_M is not None and self.source.dropout:
             rows, slots = layout.source.unbind(1)
@@ -79,17 +79,12 @@ class Objective(nn.Module):
         alpha = torch.zeros((), device=total.device) if state_M is None else state_M.alpha.sum()
         return Losses(total, each.sum(), torch.tensor(len(each), device=total.device), alpha.detach())
 
-    def _lay_out(self, batch: Batch, masked: Tensor) -> Layout:
-        settings = self.model.settings
-        return lay_out(
-            batch,
-            batch.ids.masked_fill(masked, settings.mask_token_id),
-            masked,
-            attention=settings.attention,
-            block_length=self.block_length,
-            copy=self.copy,
-            flex=self.flex,
-        )
+    def frame(self, batch: Batch) -> Frame:
+        attention = self.model.settings.attention
+        return frame_of(batch, attention=attention, block_length=self.block_length, copy=self.copy, flex=self.flex)
+
+    def lay_out(self, frame: Frame, masked: Tensor) -> Layout:
+        return frame.lay_out(frame.batch.ids.masked_fill(masked, self.model.settings.mask_token_id), masked)
 
     def _hidden(self, model: DiffusionLM, layout: Layout, state_M: ResidualState | None) -> Tensor:
         """[M, D] what the model's head reads at the masked positions."""
@@ -108,14 +103,14 @@ class Objective(nn.Module):
         return hidden[rows, (slots - model.settings.shift).clamp_min(0)]
 
     def _residual(
-        self, batch: Batch, masked: Tensor, generator: torch.Generator | None
+        self, frame: Frame, masked: Tensor, generator: torch.Generator | None
     ) -> tuple[Tensor, ResidualState] | None:
         """Algorithm 1, lines 7-10: the reference reads the state; or the target itself does (recycling)."""
         assert self.carry is not None
-        read = masked
+        batch, read = frame.batch, masked
         if self.source.noisier:
             read = masked | ((batch.extra < self.source.noisier) & batch.answer)
-        layout, state = self._lay_out(batch, read), None
+        layout, state = self.lay_out(frame, read), None
         passes = 1
         if self.source.recycling:
             passes = int(torch.randint(0, self.source.recycling + 1, (), generator=generator))
@@ -136,30 +131,29 @@ class Objective(nn.Module):
 
     @torch.no_grad()
     def _trajectory(
-        self, batch: Batch, generator: torch.Generator | None
+        self, frame: Frame, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ResidualState] | None]:
-        """(masked, weight, residual) after 0 to n steps of the model's own decoding of the whole answer, the true token
+        """(masked, weight, residual) after 0 to n steps of the model's own decoding of the masked answer, the true token
         put wherever it would commit. A sequence whose answer is all committed keeps its last step's masks."""
+        batch = frame.batch
         steps = int(torch.randint(0, self.source.trajectory + 1, (), generator=generator))
         low, high = self.source.trajectory_threshold
-        threshold = low + (high - low) * _draw(generator)
-        masked, state = batch.answer, None
+        threshold = low + (high - low) * batch.extra[:, :1]  # a draw of each row
+        late = (batch.extra[:, 1:2] < self.source.trajectory_from_noise) & batch.masked.any(-1, keepdim=True)
+        masked, state = torch.where(late, batch.masked, batch.answer), None
         for _ in range(steps):
-            layout = self._lay_out(batch, masked)
+            layout = self.lay_out(frame, masked)
             before = None if state is None else _pick(state, layout)
-            hidden = self._hidden(self.model, layout, before if self.carry is not None else None)
+            hidden = self._hidden(self.model, layout, before)
             confidence = torch.full(batch.ids.shape, float("-inf"), device=masked.device)
             rows, slots = layout.source.unbind(1)
             head = self.model.head.weight
-            parts = [Distribution(part @ head.t().to(part.dtype)).p.amax(-1) for part in hidden.split(2048)]
-            confidence[rows, slots] = torch.cat(parts) if parts else confidence[rows, slots]
+            confidence[rows, slots] = confidence_of(hidden, head)
             commit = masked & ((confidence > threshold) | self._best_of_block(batch, confidence))
             after = masked & ~commit
-            after = torch.where(after.any(-1, keepdim=True), after, masked)
             if self.carry is not None:
-                positions = _spread(layout, batch)
-                state = (positions, residual_of(hidden, head, self.carry, self.model.codebook))
-            masked = after
+                state = (_spread(layout, batch), residual_of(hidden, head, self.carry, self.model.codebook))
+            masked = torch.where(after.any(-1, keepdim=True), after, masked)
         share = masked.sum(-1, keepdim=True) / batch.answer.sum(-1, keepdim=True).clamp_min(1)
         weight = batch.normaliser / share.clamp_min(1e-3)
         return masked, weight, state

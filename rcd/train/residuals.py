@@ -14,8 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from rcd.carry.residual import Residual, ResidualState
 from rcd.errors import RCDError, number, whole
 from rcd.residual.distribution import Distribution, align_vocabulary
-
-CHUNK = 2048
+from rcd.train.loss import chunk_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,9 @@ class ResidualSource:
     """Share of the training steps that are trajectories."""
     trajectory_threshold: tuple[float, float] = (0.5, 0.99)
     """The commit threshold of a trajectory is drawn from this range."""
+    trajectory_from_noise: float = 0.0
+    """Share of the sequences whose trajectory begins at the random mask state instead of the masked answer: the late
+    states of slow decoding, which few steps from the beginning do not reach."""
     codebook_gradient: bool = False
     """Whether the loss reaches the codebook through delta. The paper does not say."""
 
@@ -44,6 +46,7 @@ class ResidualSource:
         number("residual.dropout", self.dropout, least=0, most=1)
         number("residual.noisier", self.noisier, least=0, most=1)
         number("residual.trajectory_share", self.trajectory_share, least=0, most=1)
+        number("residual.trajectory_from_noise", self.trajectory_from_noise, least=0, most=1)
         whole("residual.recycling", self.recycling, least=0)
         whole("residual.trajectory", self.trajectory, least=0)
         if len(self.trajectory_threshold) != 2:
@@ -59,7 +62,6 @@ def residual_of(
     codebook_VD: Tensor,
     *,
     gradient: bool = False,
-    chunk: int = CHUNK,
 ) -> ResidualState:
     """alpha and delta at the masked positions, from the hidden states of whoever predicts, chunk by chunk."""
 
@@ -71,7 +73,7 @@ def residual_of(
     head_VD, hidden_MD = head_VD.detach(), hidden_MD.detach()
     codebook = codebook_VD if gradient else codebook_VD.detach()
     alphas, deltas = [], []
-    for part in hidden_MD.to(head_VD.dtype).split(chunk):
+    for part in hidden_MD.to(head_VD.dtype).split(chunk_of(head_VD)):
         if gradient:
             alpha, delta = checkpoint(one, part, codebook, use_reentrant=False)
         else:
@@ -81,3 +83,10 @@ def residual_of(
     if not alphas:
         return ResidualState(codebook.new_zeros(0, dtype=torch.float32), codebook.new_zeros(0, codebook.shape[1]))
     return ResidualState(torch.cat(alphas), torch.cat(deltas))
+
+
+def confidence_of(hidden_MD: Tensor, head_VD: Tensor) -> Tensor:
+    """[M] the largest probability of each prediction."""
+    head_DV = head_VD.t().to(hidden_MD.dtype)
+    parts = [Distribution(part @ head_DV).p.amax(-1) for part in hidden_MD.split(chunk_of(head_VD))]
+    return torch.cat(parts) if parts else hidden_MD.new_zeros(0, dtype=torch.float32)

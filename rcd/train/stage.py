@@ -9,8 +9,7 @@ import torch
 
 from rcd import registry
 from rcd.data.examples import Example, Report, encode
-from rcd.data.rows import rows_of
-from rcd.data.sums import character_tokenizer
+from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.errors import RCDError, one_of
 from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import Checkpoint
@@ -73,7 +72,7 @@ class Stage:
 def load_start(config: TrainConfig, device: torch.device) -> Checkpoint:
     """The checkpoint that training starts from, with fp32 parameters that learn."""
     if config.model.startswith("toy:"):
-        family, tokenizer = config.model.removeprefix("toy:"), character_tokenizer()
+        family, tokenizer = config.model.removeprefix("toy:"), generated_tokenizer(config.data)
         one_of("family", family, registry.names("family"))
         if config.attention is not None or config.mask_token_id is not None:
             raise RCDError("attention and mask_token_id are for checkpoints; a toy has its own.")
@@ -81,7 +80,7 @@ def load_start(config: TrainConfig, device: torch.device) -> Checkpoint:
         if config.block_length is not None:
             shape["block_length"] = config.block_length
         try:
-            start = toy(family, seed=config.seed, tokenizer=tokenizer, device=device, **shape)
+            start = toy(family, seed=config.seed, tokenizer=tokenizer, device=device, to_train=True, **shape)
         except (TypeError, RuntimeError) as error:
             raise RCDError(f"this is no shape for a toy: {config.toy} ({error}).") from error
     else:

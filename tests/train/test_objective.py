@@ -12,7 +12,7 @@ from rcd.carry.residual import Residual
 from rcd.data.examples import Example
 from rcd.decode.config import DecodeConfig
 from rcd.decode.lanes import Run
-from rcd.diffusion.noise import draw, example_generator
+from rcd.diffusion.noise import draw, generator_of, uniform
 from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM, View
 from rcd.models.toy import toy
@@ -34,9 +34,7 @@ def model(family: str, seed: int = 3, **shape: Any) -> DiffusionLM:
 
 
 EXAMPLES = [
-    Example(
-        f"example {n}", torch.randint(1, 100, (7 + 3 * n,), generator=example_generator("x", n)).tolist(), 3 + n % 4
-    )
+    Example(f"example {n}", torch.randint(1, 100, (7 + 3 * n,), generator=generator_of("x", n)).tolist(), 3 + n % 4)
     for n in range(6)
 ]
 BATCHING = Batching(total=6, device=6, block_length=B, pad_token_id=127)
@@ -70,12 +68,25 @@ def test_the_chunked_loss_and_its_gradients_equal_the_plain_ones(chunk: int) -> 
 def test_the_prompt_is_never_masked_and_the_rate_is_t() -> None:
     answer = torch.arange(4000) >= 1000
     block = torch.arange(4000) // 50
-    masked, p_mask = draw(answer, block, torch.Generator().manual_seed(1))
+    one, position = torch.ones_like(block), torch.arange(4000)
+    masked, p_mask = draw(1, one, position, block, answer)
     assert not masked[:1000].any()
     assert len(p_mask.unique()) == 1
     assert masked[1000:].float().mean().item() == pytest.approx(p_mask[0].item(), abs=0.03)
-    _, per_block = draw(answer, block, torch.Generator().manual_seed(1), per="block")
+    _, per_block = draw(1, one, position, block, answer, per="block")
     assert len(per_block.unique()) == 80
+
+
+def test_keyed_draws_are_uniform_and_independent() -> None:
+    rows, columns = torch.meshgrid(torch.arange(300), torch.arange(300), indexing="ij")
+    draws = uniform(7, rows, columns)
+    counts = torch.histc(draws, bins=50, min=0, max=1)
+    chi2 = ((counts - 1800) ** 2 / 1800).sum().item()
+    assert 20 < chi2 < 90  # 49 degrees of freedom
+    for a, b in ((draws[1:], draws[:-1]), (draws[:, 1:], draws[:, :-1]), (draws, uniform(8, rows, columns))):
+        pair = torch.stack((a.flatten(), b.flatten()))
+        assert abs(torch.corrcoef(pair)[0, 1].item()) < 0.015
+    assert draws.min() >= 0 and draws.max() < 1
 
 
 def test_the_loss_is_weighted_with_one_over_t_and_divided_by_the_labels() -> None:
@@ -122,7 +133,7 @@ def test_the_training_layouts_predictions_equal_cached_decodings() -> None:
     """Every noisy block, read beside the clean text in one pass, against the same block behind a KV cache."""
     target, given = model("sdar"), batch()
     objective = Objective(target)
-    layout = objective._lay_out(given, given.masked)
+    layout = objective.lay_out(objective.frame(given), given.masked)
     hidden = objective._hidden(target, layout, None)
     rows, slots = layout.source.unbind(1)
     for r in range(len(given.ids)):
@@ -148,8 +159,8 @@ def test_what_is_trained_is_what_is_decoded(family: str) -> None:
     target.settings = replace(target.settings, attention="bidirectional")
     objective = Objective(target, carry=Residual(), reference=model(family, seed=9), block_length=B)
     objective.reference.settings = target.settings  # type: ignore[union-attr]
-    state = objective._residual(given, given.masked, None)
-    layout = objective._lay_out(given, given.masked)
+    state = objective._residual(objective.frame(given), given.masked, None)
+    layout = objective.lay_out(objective.frame(given), given.masked)
     assert state is not None
     number, residual = state
     full = Residual().refresh(None, _Shape(given.ids.shape, 128), target.codebook)
@@ -239,7 +250,7 @@ def test_a_trajectory_leaves_the_hard_positions_with_true_tokens_around_them(
     objective = Objective(target, carry=carry, source=source, block_length=B)
     left = []
     for seed in range(12):
-        masked, weight, state = objective._trajectory(given, torch.Generator().manual_seed(seed))
+        masked, weight, state = objective._trajectory(objective.frame(given), torch.Generator().manual_seed(seed))
         assert not (masked & ~given.answer).any()
         assert masked.any(-1).all()
         assert weight[masked].isfinite().all()
@@ -276,7 +287,6 @@ def test_a_reference_may_be_smaller_and_have_another_padded_vocabulary() -> None
 def test_nothing_of_the_size_of_batch_times_length_times_vocabulary_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest fp32 tensor that is made has a chunk's rows, not the batch's."""
     from rcd.train import loss as module
-    from rcd.train import residuals
 
     seen: list[int] = []
     plain = torch.Tensor.float
@@ -287,8 +297,7 @@ def test_nothing_of_the_size_of_batch_times_length_times_vocabulary_is_held(monk
         return plain(tensor, *args, **kwargs)
 
     monkeypatch.setattr(torch.Tensor, "float", spy)
-    monkeypatch.setattr(module.masked_cross_entropy, "__defaults__", (4,))
-    monkeypatch.setattr(residuals.residual_of, "__kwdefaults__", {"gradient": False, "chunk": 4})
+    monkeypatch.setattr(module, "LOGITS", 4 * 128)
     target, reference = model("sdar"), model("sdar", seed=9)
     loss(Objective(target, carry=Residual(), reference=reference)).backward()
     assert seen and max(seen) <= 4 < int(batch().masked.sum())

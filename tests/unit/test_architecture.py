@@ -12,7 +12,7 @@ from rcd import registry
 
 ROOT = Path(rcd.__file__).parent
 # a room may import from the rooms on its left (and errors, registry)
-ORDER = ["residual", "diffusion", "carry", "data", "models", "train", "recipes", "decode", "api", "cli"]
+ORDER = ["residual", "diffusion", "carry", "data", "models", "train", "recipes", "decode", "api", "evaluate", "cli"]
 SHARED = {"errors", "registry"}
 
 

@@ -1,0 +1,115 @@
+"""Figures as PNG or SVG by the path's suffix. matplotlib is imported when one is drawn; no global state is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rcd.errors import RCDError
+from rcd.evaluate.statistics import Sweep, wilson
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's colours: told apart by the colour-blind too."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#666666"
+SIZE, DPI = (8.0, 5.0), 100
+"""800 x 500 pixels."""
+SUFFIXES = (".png", ".svg")
+
+
+def frontier(sweeps: Sequence[Sweep], path: str | Path, title: str = "") -> Path:
+    """Accuracy over tokens per step, one line a sweep with its 95% Wilson band; small numbers are thresholds."""
+    path, (figure, axes) = (
+        _checked(path, sweeps),
+        _canvas(title, "tokens per step (small numbers: threshold)", "accuracy (%)"),
+    )
+    for k, sweep in enumerate(sweeps):
+        points = sorted(sweep.points, key=lambda point: (point.tokens_per_step, point.accuracy))
+        x, y = [point.tokens_per_step for point in points], [point.accuracy for point in points]
+        bands = [wilson(int(point.right.sum()), len(point.right)) for point in points]
+        look = _look(k)
+        axes.fill_between(
+            x, [100 * low for low, _ in bands], [100 * high for _, high in bands],
+            color=look["color"], alpha=0.13, linewidth=0,
+        )  # fmt: skip
+        axes.plot(x, y, label=sweep.name, **look)
+        _mark_thresholds(axes, [f"{point.threshold:g}" for point in points], x, y, above=k % 2 == 1)
+    return _written(figure, axes, path)
+
+
+def curves(
+    series: dict[str, Sequence[tuple[float, float]]],
+    path: str | Path,
+    xlabel: str = "training tokens",
+    ylabel: str = "accuracy (%)",
+    title: str = "",
+) -> Path:
+    """One line a series of (x, y), for instance accuracy over training tokens."""
+    path, (figure, axes) = _checked(path, series), _canvas(title, xlabel, ylabel)
+    for k, (name, points) in enumerate(series.items()):
+        ordered = sorted(points)
+        axes.plot([x for x, _ in ordered], [y for _, y in ordered], label=name, **_look(k))
+    if max((x for points in series.values() for x, _ in points), default=0) >= 10_000:
+        from matplotlib.ticker import EngFormatter
+
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    return _written(figure, axes, path)
+
+
+def _checked(path: str | Path, content: Any) -> Path:
+    path = Path(path)
+    if path.suffix not in SUFFIXES:
+        raise RCDError(f"a figure is written as .png or .svg, not as {path.name!r}; change the suffix.")
+    if not content:
+        raise RCDError("there is nothing to draw; give at least one line.")
+    return path
+
+
+def _canvas(title: str, xlabel: str, ylabel: str) -> tuple[Figure, Axes]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise RCDError("figures need matplotlib: pip install matplotlib.") from error
+    figure = Figure(figsize=SIZE, dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+    axes.set_xlabel(xlabel, fontsize=11)
+    axes.set_ylabel(ylabel, fontsize=11)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#dddddd", linewidth=0.7)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _look(k: int) -> dict[str, Any]:
+    """Line k's colour, and a marker of its own, so that print without colour can be read."""
+    colour, marker = COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)]
+    return {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.8}
+
+
+def _mark_thresholds(axes: Axes, labels: list[str], x: list[float], y: list[float], above: bool) -> None:
+    """A small grey number beside each point, left out where it would stand on the one before."""
+    reach, last = (max(x) - min(x)) or 1.0, float("-inf")
+    for label, at, height in zip(labels, x, y, strict=True):
+        if at - last < 0.035 * reach:
+            continue
+        last, shift = at, 6 if above else -6
+        axes.annotate(
+            label, (at, height), (0, shift), textcoords="offset points", ha="center",
+            va="bottom" if above else "top", fontsize=7, color=GREY,
+        )  # fmt: skip
+
+
+def _written(figure: Figure, axes: Axes, path: Path) -> Path:
+    axes.legend(frameon=False, fontsize=10)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+    except OSError as error:
+        raise RCDError(f"the figure cannot be written to {path} ({error}); give another path.") from error
+    return path

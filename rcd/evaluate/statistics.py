@@ -1,0 +1,378 @@
+"""Sweeps as data, and what may be said of two of them: AUP, paired differences at matched tokens per step, speedup.
+
+A sweep is one model at several commit thresholds over the same items. Letters: N items, P points, R resamples;
+rho is tokens per step, y an accuracy in percent, and every difference is other - base in percentage points.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rcd.errors import RCDError, number, whole
+
+Curve = Sequence[tuple[float, float]]
+"""(rho, y) of every point."""
+Array = NDArray[Any]
+
+DROP = 5.0
+"""AUP: points this far below y_1 do not count."""
+STEEPNESS = 3.0
+"""AUP: how fast a point's weight falls with its distance from the best accuracy."""
+GRID = 401
+"""Places at which two curves are compared for the mean of their difference."""
+EPSILON = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """One threshold: for each item, whether it was right, its new tokens, and its steps."""
+
+    threshold: float
+    right: Array
+    tokens: Array
+    steps: Array
+    seconds: float = 0.0
+    """Wall time of the whole point."""
+    texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        number("threshold", self.threshold, least=0, most=1)
+        for name, kind in (("right", bool), ("tokens", np.int64), ("steps", np.int64)):
+            object.__setattr__(self, name, np.asarray(getattr(self, name)).astype(kind))
+        if self.right.ndim != 1 or not len(self.right) == len(self.tokens) == len(self.steps) > 0:
+            raise RCDError("a point needs one value of right, tokens and steps for each of its items.")
+        if self.texts and len(self.texts) != len(self.right):
+            raise RCDError(f"a point of {len(self.right)} items has {len(self.texts)} texts; give one for each item.")
+        if self.tokens.min() < 0 or self.steps.min() < 1:
+            raise RCDError("an item takes at least one step and has no negative tokens; mend the point's arrays.")
+
+    @property
+    def accuracy(self) -> float:
+        """100 * right / items."""
+        return 100.0 * float(self.right.mean())
+
+    @property
+    def tokens_per_step(self) -> float:
+        """sum(tokens) / sum(steps): a ratio of sums, so that long answers count by their length."""
+        return float(self.tokens.sum() / self.steps.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """One model over the same items at several thresholds."""
+
+    name: str
+    items: list[str]
+    tasks: list[str]
+    """The task of each item."""
+    points: list[Point]
+    settings: dict[str, Any] = field(default_factory=dict)
+    """How it was decoded: for the reader of the file."""
+    digest: str = ""
+    """Of the questions and answers: names may stay the same where a seed has changed."""
+
+    def __post_init__(self) -> None:
+        if not self.points:
+            raise RCDError(f"the sweep {self.name!r} has no points; give at least one threshold.")
+        if len(self.tasks) != len(self.items):
+            raise RCDError(f"the sweep {self.name!r} names {len(self.items)} items and {len(self.tasks)} tasks.")
+        for point in self.points:
+            if len(point.right) != len(self.items):
+                raise RCDError(
+                    f"the sweep {self.name!r} has {len(self.items)} items, but its point at {point.threshold:g} "
+                    f"has {len(point.right)}; every point must be over the same items."
+                )
+
+    @property
+    def mix(self) -> str:
+        """The one task of all items, else `mixed`."""
+        return self.tasks[0] if len(set(self.tasks)) == 1 else "mixed"
+
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """(rho, y) of every point, sorted by rho."""
+        return sorted((point.tokens_per_step, point.accuracy) for point in self.points)
+
+    @property
+    def slowest(self) -> Point:
+        """The point of the fewest tokens per step (of several, that of the highest threshold)."""
+        return min(self.points, key=lambda point: (point.tokens_per_step, -point.threshold))
+
+    @property
+    def best(self) -> float:
+        """The highest accuracy of any point."""
+        return max(point.accuracy for point in self.points)
+
+    def only(self, task: str) -> Sweep:
+        """The same over the items of one task."""
+        keep = np.array([name == task for name in self.tasks])
+        if not keep.any():
+            raise RCDError(f"the sweep {self.name!r} has no items of {task!r}; it has: {', '.join(set(self.tasks))}.")
+        index = np.flatnonzero(keep)
+        points = [
+            replace(p, right=p.right[keep], tokens=p.tokens[keep], steps=p.steps[keep],
+                    texts=[p.texts[i] for i in index if p.texts])
+            for p in self.points
+        ]  # fmt: skip
+        items = [self.items[i] for i in index]
+        return replace(self, items=items, tasks=[task] * len(index), points=points)
+
+    def save(self, path: str | Path) -> Path:
+        """JSONL: a header (name, mix, settings, items), then one line a point."""
+        header = {
+            "name": self.name, "mix": self.mix, "settings": self.settings, "points": len(self.points),
+            "digest": self.digest, "items": self.items, "tasks": self.tasks,
+        }  # fmt: skip
+        rows = [
+            {
+                "threshold": p.threshold, "accuracy": p.accuracy, "tokens_per_step": p.tokens_per_step,
+                "seconds": p.seconds, "right": p.right.astype(int).tolist(), "tokens": p.tokens.tolist(),
+                "steps": p.steps.tolist(), "texts": p.texts,
+            }
+            for p in self.points
+        ]  # fmt: skip
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows]), encoding="utf-8")
+        except OSError as error:
+            raise RCDError(f"the sweep cannot be written to {path} ({error}); give another path.") from error
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Sweep:
+        """What `save` wrote; a damaged line is named."""
+        try:
+            lines = Path(path).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RCDError(f"the sweep {path} cannot be read ({error}); give a file written by Sweep.save.") from error
+        at = 1
+        points: list[Point] = []
+        try:
+            header = json.loads(lines[0] if lines else "")
+            keys = ("name", "items", "tasks", "settings", "digest", "points")
+            name, items, tasks, settings, digest, count = (header[key] for key in keys)
+            if len(items) != len(tasks):
+                raise RCDError(f"{len(items)} items but {len(tasks)} tasks")
+            for at in range(2, count + 2):
+                if at > len(lines):
+                    raise RCDError(f"the file ends here, {count - len(points)} of {count} points are missing")
+                row = json.loads(lines[at - 1])
+                point = Point(*(row[f.name] for f in fields(Point)))
+                if len(point.right) != len(items):
+                    raise RCDError(f"{len(point.right)} results for {len(items)} items")
+                points.append(point)
+            return cls(name, items, tasks, points, settings, digest)
+        except KeyError as error:
+            raise RCDError(f"line {at} of {path} is damaged (no {error}); run the sweep again.") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            reason = str(error).rstrip(".")
+            raise RCDError(f"line {at} of {path} is damaged ({reason}); run the sweep again.") from error
+
+
+def wilson(right: int, total: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share p = right / total: (p + z²/2n ± z sqrt(p(1-p)/n + z²/4n²)) / (1 + z²/n)."""
+    whole("total", total, least=1)
+    whole("right", right, least=0, most=total)
+    number("level", level, least=0.01, most=0.9999)
+    z, p = NormalDist().inv_cdf(0.5 + level / 2), right / total
+    middle = p + z * z / (2 * total)
+    reach = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
+    return max(0.0, (middle - reach) / scale), min(1.0, (middle + reach) / scale)
+
+
+def aup(points: Curve, best: float | None = None, floor: float | None = None) -> float:
+    """Accuracy under parallelism: rho_1 y_1 + sum over i > 1 of (rho_i - rho_{i-1}) (y_i W_i + y_{i-1} W_{i-1}) / 2,
+    with W = min(exp(-3 (1 - y / y_max)), 1), over the points with y >= floor, sorted by rho.
+
+    `best` is y_max over all methods compared (None: the method's own); `floor` is y_1 - 5 (None: of its own y_1).
+    Nothing kept gives 0.
+    """
+    if not points:
+        raise RCDError("AUP needs at least one point (tokens per step, accuracy in percent).")
+    ordered = sorted(points)
+    y_max = max(y for _, y in ordered) if best is None else best
+    cut = ordered[0][1] - DROP if floor is None else floor
+    kept = [(rho, y) for rho, y in ordered if y >= cut - EPSILON]
+    if not kept or y_max <= 0:
+        return 0.0
+    area = kept[0][0] * kept[0][1]
+    weighted = [(rho, y * min(math.exp(-STEEPNESS * (1 - y / y_max)), 1.0)) for rho, y in kept]
+    for (rho_0, y_0), (rho_1, y_1) in pairwise(weighted):
+        area += (rho_1 - rho_0) * (y_0 + y_1) / 2
+    return area
+
+
+def aup_all(curves: dict[str, Curve]) -> dict[str, dict[str, float]]:
+    """AUP of every method with y_max over all of them. `own` drops what lies 5 points below the method's own y_1;
+    `shared` what lies 5 points below the highest y_1 of all, so that a method that is bad at one token a step keeps no
+    point that a good one loses."""
+    if not curves or not all(curves.values()):
+        raise RCDError("AUP needs at least one point of every method.")
+    best = max(y for curve in curves.values() for _, y in curve)
+    floor = max(min(curve)[1] for curve in curves.values()) - DROP
+    return {name: {"own": aup(curve, best), "shared": aup(curve, best, floor)} for name, curve in curves.items()}
+
+
+def paired(a_right: Sequence[bool] | Array, b_right: Sequence[bool] | Array) -> dict[str, Any]:
+    """b - a over the same items: mean(d) ± 1.96 sd(d) / sqrt(N) in points, with d = b - a, and the exact McNemar
+    p-value min(1, 2 P(X <= min(gained, lost))), X ~ Binomial(gained + lost, 1/2)."""
+    a, b = np.asarray(a_right, dtype=bool), np.asarray(b_right, dtype=bool)
+    if a.ndim != 1 or a.shape != b.shape or not len(a):
+        raise RCDError(f"a paired comparison needs the same items on both sides, not {a.size} and {b.size}.")
+    d = 100.0 * (b.astype(float) - a.astype(float))
+    gained, lost = int((b & ~a).sum()), int((a & ~b).sum())
+    mean, z = float(d.mean()), NormalDist().inv_cdf(0.975)
+    reach = z * float(d.std(ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else math.inf if gained + lost else 0.0
+    return {
+        "difference": mean, "low": max(mean - reach, -100.0), "high": min(mean + reach, 100.0),
+        "p": mcnemar(gained, lost), "gained": gained, "lost": lost,
+    }  # fmt: skip
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Two-sided exact p-value in whole numbers: 2 sum_{k <= min} C(n, k) / 2^n, n = gained + lost."""
+    n, term, total = gained + lost, 1, 0
+    for k in range(min(gained, lost) + 1):
+        total += term
+        term = term * (n - k) // (k + 1)
+    return min(1.0, 2 * total / 2**n)
+
+
+def one_token(base: Sweep, other: Sweep) -> dict[str, Any]:
+    """`paired` at each model's slowest point: at threshold 1, one token a step."""
+    check_same_items(base, other)
+    a, b = base.slowest, other.slowest
+    return {
+        "base": a.accuracy, "other": b.accuracy, "thresholds": [a.threshold, b.threshold],
+        "tokens_per_step": [a.tokens_per_step, b.tokens_per_step], **paired(a.right, b.right),
+    }  # fmt: skip
+
+
+def matched(
+    base: Sweep, other: Sweep, at: Sequence[float] | None = None, resamples: int = 2000, seed: int = 0
+) -> dict[str, Any]:
+    """y_other(rho) - y_base(rho) at matched tokens per step, each y interpolated linearly in its sweep.
+
+    `shared` is [max of the lowest rho, min of the highest]; `range` the useful part of it, where
+    y_base(rho) >= y_base's best / 2 (None when there is none); `points` the differences at `at` (None: at 9 places
+    evenly over `range`); `mean` the mean difference over `range`. The 95% intervals are percentiles of a bootstrap over
+    items in which both accuracies and both tokens per step are computed anew."""
+    check_same_items(base, other)
+    whole("resamples", resamples, least=1)
+    a, b = _Curve.of(base), _Curve.of(other)
+    low, high = max(a.rho.min(), b.rho.min()), min(a.rho.max(), b.rho.max())
+    outside = [rho for rho in at or () if not low <= rho <= high]
+    if outside:
+        raise RCDError(
+            f"{outside[0]:g} tokens per step lies outside what both sweeps cover ({low:.3g} to {high:.3g}); "
+            "ask within it, or sweep more thresholds."
+        )
+    grid = np.linspace(low, high, GRID) if low <= high else np.empty(0)
+    useful = grid[a.at(grid) >= base.best / 2]
+    result: dict[str, Any] = {"shared": [float(low), float(high)] if len(grid) else None, "range": None}
+    if len(useful):
+        result["range"] = [float(useful[0]), float(useful[-1])]
+    if at is None:
+        at = np.linspace(useful[0], useful[-1], 9).tolist() if len(useful) else []
+    places = np.concatenate([np.asarray(at, dtype=float), useful])
+    if not len(places):
+        return {**result, "points": [], "mean": None}
+
+    y_a, y_b, k = a.at(places), b.at(places), len(at)
+    drawn = np.array([y - x for x, y in _resampled(base, other, places, resamples, seed)])
+    lows, highs = np.percentile(drawn, [2.5, 97.5], axis=0)
+    result["points"] = [
+        {
+            "tokens_per_step": float(places[i]), "base": float(y_a[i]), "other": float(y_b[i]),
+            "difference": float(y_b[i] - y_a[i]), "low": float(lows[i]), "high": float(highs[i]),
+        }
+        for i in range(k)
+    ]  # fmt: skip
+    result["mean"] = None
+    if len(useful):
+        ends = np.percentile(drawn[:, k:].mean(axis=1), [2.5, 97.5])
+        result["mean"] = {"difference": float((y_b - y_a)[k:].mean()), "low": float(ends[0]), "high": float(ends[1])}
+    return result
+
+
+def speedup(base: Sweep, other: Sweep, tolerance: float = 0.0) -> float | None:
+    """rho_other / rho_base: the largest rho at which each still has y >= (the base's best y) - tolerance, y
+    interpolated. None when the other never has it. The tolerance holds for both, so a sweep's speedup over itself
+    is 1."""
+    check_same_items(base, other)
+    number("tolerance", tolerance, least=0, most=100)
+    target = base.best - tolerance
+    ours, theirs = _reach(other.curve, target), _reach(base.curve, target)
+    assert theirs is not None
+    return None if ours is None else ours / theirs
+
+
+def _reach(curve: Curve, target: float) -> float | None:
+    """The largest rho at which the interpolated y is still >= target."""
+    last = max((i for i, (_, y) in enumerate(curve) if y >= target - EPSILON), default=None)
+    if last is None or last == len(curve) - 1:
+        return None if last is None else curve[last][0]
+    (rho_0, y_0), (rho_1, y_1) = curve[last], curve[last + 1]
+    return rho_0 + (rho_1 - rho_0) * max(0.0, y_0 - target) / (y_0 - y_1)
+
+
+def check_same_items(base: Sweep, other: Sweep) -> None:
+    """Paired statistics need the same items in the same order."""
+    if (base.items, base.tasks, base.digest) != (other.items, other.tasks, other.digest):
+        raise RCDError(
+            f"the sweeps {base.name!r} and {other.name!r} are over different items; sweep both over the same problems."
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """rho [P] and y [P], sorted by rho."""
+
+    rho: Array
+    y: Array
+
+    @classmethod
+    def of(cls, sweep: Sweep) -> _Curve:
+        rho, y = zip(*sweep.curve, strict=True)
+        return cls(np.array(rho), np.array(y))
+
+    def at(self, places: Array) -> Array:
+        return np.interp(places, self.rho, self.y)
+
+
+def _resampled(
+    base: Sweep, other: Sweep, places: Array, resamples: int, seed: int, chunk: int = 250
+) -> Iterator[tuple[Array, Array]]:
+    """(y_base, y_other) at the places for each resample; both models see the same drawn items."""
+    rng, items = np.random.default_rng(seed), len(base.items)
+    for first in range(0, resamples, chunk):
+        rows = min(chunk, resamples - first)
+        drawn = rng.integers(items, size=(rows, items)) + items * np.arange(rows)[:, None]
+        weights_RN = np.bincount(drawn.ravel(), minlength=rows * items).reshape(rows, items).astype(float)
+        (rho_a, y_a), (rho_b, y_b) = _weighted(base, weights_RN), _weighted(other, weights_RN)
+        for r in range(rows):
+            yield np.interp(places, rho_a[r], y_a[r]), np.interp(places, rho_b[r], y_b[r])
+
+
+def _weighted(sweep: Sweep, weights_RN: Array) -> tuple[Array, Array]:
+    """rho = (w @ tokens) / (w @ steps) and y = 100 (w @ right) / sum(w), [R, P] each, sorted by rho."""
+    right, tokens, steps = (
+        np.stack([getattr(point, name) for point in sweep.points], axis=1).astype(float)
+        for name in ("right", "tokens", "steps")
+    )
+    rho = (weights_RN @ tokens) / (weights_RN @ steps)
+    y = 100.0 * (weights_RN @ right) / weights_RN.sum(axis=1, keepdims=True)
+    order = np.lexsort((y, rho))
+    return np.take_along_axis(rho, order, 1), np.take_along_axis(y, order, 1)

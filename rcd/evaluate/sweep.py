@@ -1,0 +1,174 @@
+"""Running a model over a task at several thresholds, and comparing two such sweeps."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rcd.decode.config import DecodeConfig
+from rcd.errors import RCDError, whole
+from rcd.evaluate.grading import grade
+from rcd.evaluate.statistics import Point, Sweep, aup_all, check_same_items, matched, one_token, speedup, wilson
+
+if TYPE_CHECKING:
+    from rcd.api import Generation, Pipeline
+    from rcd.data.tasks.base import Problem
+
+__all__ = ["THRESHOLDS", "Point", "Sweep", "compare", "lines", "run_point", "run_sweep", "steps_of"]
+
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99, 1.0)
+TOLERANCES = (0.0, 1.0)
+"""Points below the base's best accuracy at which speedups are stated."""
+
+
+def steps_of(result: Generation) -> int:
+    """denoising + start + reference passes: every pass that commits or prepares a residual. A method's start pass is
+    part of its price."""
+    return result.counts.denoising + result.counts.start + result.counts.reference
+
+
+def run_point(
+    pipeline: Pipeline,
+    problems: Sequence[Problem],
+    config: DecodeConfig,
+    *,
+    reference: Pipeline | None = None,
+    batch: int = 256,
+) -> Point:
+    """Decode every question, grade every answer. Batches hold questions of like length, the longest first; what is
+    returned is in the order of the problems."""
+    whole("batch", batch, least=1)
+    if not problems:
+        raise RCDError("there are no problems to decode; ask for at least one.")
+    prompts = pipeline.encode([problem.question for problem in problems])
+    config = pipeline.resolve(config, max(map(len, prompts)))  # once, so that no batch has settings of its own
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+    results: dict[int, Generation] = {}
+    began = time.perf_counter()
+    for first in range(0, len(order), batch):
+        rows = order[first : first + batch]
+        seeded = replace(config, seed=config.seed + first)  # no two rows of a point draw alike
+        output = pipeline.generate([prompts[i] for i in rows], seeded, reference=reference)
+        results.update(zip(rows, output.results, strict=True))
+    seconds = time.perf_counter() - began
+    answers = [results[i] for i in range(len(problems))]
+    return Point(
+        threshold=config.threshold,
+        right=np.array([grade(problem, answer.text) for problem, answer in zip(problems, answers, strict=True)]),
+        tokens=np.array([answer.tokens for answer in answers]),
+        steps=np.array([steps_of(answer) for answer in answers]),
+        seconds=seconds,
+        texts=[answer.text for answer in answers],
+    )
+
+
+def run_sweep(
+    pipeline: Pipeline,
+    problems: Iterable[Problem],
+    thresholds: Sequence[float] = THRESHOLDS,
+    config: DecodeConfig | None = None,
+    *,
+    name: str,
+    reference: Pipeline | None = None,
+    batch: int = 256,
+    say: Callable[[str], None] | None = None,
+) -> Sweep:
+    """`run_point` at every threshold, otherwise with the same configuration; `say` hears one line a point."""
+    problems, points = list(problems), []
+    if not problems:
+        raise RCDError("there are no problems to decode; ask for at least one.")
+    longest = max(map(len, pipeline.encode([problem.question for problem in problems])))
+    config = pipeline.resolve(config, longest)
+    for each in [replace(config, threshold=threshold) for threshold in thresholds]:
+        point = run_point(pipeline, problems, each, reference=reference, batch=batch)
+        points.append(point)
+        if say is not None:
+            say(
+                f"{name}: threshold {point.threshold:g}, {point.tokens_per_step:.2f} tokens per step, "
+                f"{point.accuracy:.1f}% right, {point.seconds:.1f} s"
+            )
+    settings = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "threshold"}
+    settings |= {"carry": repr(config.carry), "batch": batch}
+    digest = hashlib.sha256("\n".join(problem.question + "\n" + problem.answer for problem in problems).encode())
+    items, tasks = [problem.name for problem in problems], [problem.task for problem in problems]
+    return Sweep(name, items, tasks, points, settings, digest.hexdigest()[:16])
+
+
+def compare(base: Sweep, other: Sweep, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+    """Everything that is said of two sweeps over the same items, as one JSON object: `all`, and each of `tasks`."""
+    check_same_items(base, other)
+    overall = _part(base, other, resamples, seed)
+    tasks = sorted(set(base.tasks))
+    parts = {task: _part(base.only(task), other.only(task), resamples, seed) for task in tasks if len(tasks) > 1}
+    return {"base": base.name, "other": other.name, "all": overall, "tasks": parts or {tasks[0]: overall}}
+
+
+def _part(base: Sweep, other: Sweep, resamples: int, seed: int) -> dict[str, Any]:
+    areas = aup_all({"base": base.curve, "other": other.curve})
+    ratio = {form: _ratio(areas["other"][form], areas["base"][form]) for form in ("own", "shared")}
+    return {
+        "items": len(base.items),
+        "curves": {"base": _curve(base), "other": _curve(other)},
+        "best": {"base": base.best, "other": other.best},
+        "one_token": one_token(base, other),
+        "matched": matched(base, other, resamples=resamples, seed=seed),
+        "aup": {**areas, "ratio": ratio},
+        "speedup": {f"{tolerance:g}": speedup(base, other, tolerance) for tolerance in TOLERANCES},
+    }
+
+
+def _curve(sweep: Sweep) -> list[dict[str, float]]:
+    """Every point in numbers, with the Wilson interval of its accuracy, by tokens per step."""
+    rows = []
+    for point in sorted(sweep.points, key=lambda point: point.tokens_per_step):
+        low, high = wilson(int(point.right.sum()), len(point.right))
+        rows.append(
+            {
+                "threshold": point.threshold, "tokens_per_step": point.tokens_per_step, "accuracy": point.accuracy,
+                "low": 100 * low, "high": 100 * high, "seconds": point.seconds,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def _ratio(over: float, under: float) -> float | None:
+    return over / under if under else None
+
+
+def lines(comparison: dict[str, Any]) -> list[str]:
+    """A comparison as a short text table."""
+    text = [f"{comparison['other']} against {comparison['base']} (differences in percentage points, 95% intervals)"]
+    parts = {"all": comparison["all"], **(comparison["tasks"] if len(comparison["tasks"]) > 1 else {})}
+    for name, part in parts.items():
+        one, pairs, areas, fast = part["one_token"], part["matched"], part["aup"], part["speedup"]
+        text += ["", f"{name}: {part['items']} items"]
+        text.append(
+            f"  one token a step     {one['base']:5.1f} -> {one['other']:5.1f}  {_interval(one)}  p {one['p']:.3g}"
+        )
+        for row in pairs["points"]:
+            at = f"{row['tokens_per_step']:.2f} tokens a step"
+            text.append(f"  {at:<20} {row['base']:5.1f} -> {row['other']:5.1f}  {_interval(row)}")
+        if pairs["mean"] is None:
+            text.append("  matched              the sweeps share no useful range of tokens per step")
+        else:
+            low, high = pairs["range"]
+            text.append(f"  mean over {low:.2f}-{high:.2f}                   {_interval(pairs['mean'])}")
+        for form in ("own", "shared"):
+            base, other, ratio = areas["base"][form], areas["other"][form], _times(areas["ratio"][form])
+            text.append(f"  {f'AUP ({form} cut)':<20} {base:5.1f} -> {other:5.1f}  x {ratio}")
+        told = ", ".join(f"x {_times(value)} at -{tolerance} points" for tolerance, value in fast.items())
+        text.append(f"  speedup              {told}")
+    return text
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return f"{row['difference']:+6.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+
+
+def _times(value: float | None) -> str:
+    return "none" if value is None else f"{value:.2f}"
