@@ -58,6 +58,8 @@ PARTS: dict[str, dict[str, str]] = {
     # training runs: functions that return a Recipe
     "recipe": {
         "smoke": "rcd.recipes.smoke:smoke",
+        "tasks-sdar-base": "rcd.recipes.tasks:sdar_base",
+        "tasks-llada-base": "rcd.recipes.tasks:llada_base",
         "tasks-sdar-seqd": "rcd.recipes.tasks:sdar_seqd",
         "tasks-sdar-seqd-plain": "rcd.recipes.tasks:sdar_seqd_plain",
         "tasks-sdar-seqd-longer": "rcd.recipes.tasks:sdar_seqd_longer",

@@ -2,8 +2,8 @@
 
     python scripts/compare.py --output runs/search --base tasks-sdar-seqd tasks-sdar-rcd tasks-sdar-paper
 
-Every recipe is trained (references once), decoded on the same held-out problems at every threshold, and compared with
-`--base`. A recipe may be given as NAME=BASE,key=value,...: a variant of a registered one under a name of its own.
+Every recipe is trained (bases and references once), decoded on the same held-out problems at every threshold, and
+compared with `--base`. A recipe may be given as NAME=BASE,key=value,...: a variant of a registered one.
 Several run at once on one GPU (`--jobs`), with the examples made once and shared.
 """
 
@@ -32,7 +32,9 @@ from rcd.evaluate import plots
 from rcd.evaluate.sweep import Sweep, compare, lines, run_point, run_sweep
 from rcd.recipes.base import find
 from rcd.train.config import TrainConfig
+from rcd.train.run import BASE
 
+NEW_TOKENS = 48
 THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997, 1.0)
 
 
@@ -40,34 +42,47 @@ THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997, 1.0)
 class Job:
     name: str
     config: TrainConfig
-    reference: str | None = None
-    """The name of the job that trains it."""
+    needs: tuple[str, ...] = ()
+    """The names of the jobs that train its base and its reference."""
+    sweeps: bool = True
 
 
-def jobs_of(entries: list[str], settings: dict[str, Any]) -> list[Job]:
-    """The runs, references first; equal references are one run."""
-    references: dict[str, Job] = {}
+def jobs_of(entries: list[str], settings: dict[str, Any], base_model: str | None) -> list[Job]:
+    """The runs; what several start from or learn from is trained once, before them."""
+    shared: dict[str, Job] = {}
+
+    def add(stage: str, config: TrainConfig, common: dict[str, Any]) -> str:
+        own = {key.removeprefix(f"{stage}."): value for key, value in settings.items() if key.startswith(f"{stage}.")}
+        config = config.with_settings({**common, **own})
+        digest = hashlib.blake2b(json.dumps(config.to_json()).encode(), digest_size=3).hexdigest()
+        shared[f"{stage}-{digest}"] = Job(f"{stage}-{digest}", config, sweeps=False)
+        return f"{stage}-{digest}"
+
     runs: list[Job] = []
+    common = {key: value for key, value in settings.items() if not key.startswith(("base.", "reference.", "target."))}
+    aimed = {key.removeprefix("target."): value for key, value in settings.items() if key.startswith("target.")}
     for entry in entries:
         name, _, rest = entry.partition("=")
-        base, *changes = rest.split(",") if rest else [name]
-        own = dict(change.split("=", 1) for change in changes)
-        recipe = find(base)
-        assert recipe.target is not None, f"{base} trains no target"
-        common = {key: value for key, value in settings.items() if not key.startswith("reference.")}
-        target = recipe.target.with_settings({**common, **{key: _value(text) for key, text in own.items()}})
-        needed = target.carry is not None and recipe.reference is not None and not target.residual.recycling
-        needed = needed and (target.residual.trajectory == 0 or target.residual.trajectory_share < 1)
-        reference = None
-        if needed and recipe.reference is not None:
-            shared = {key: value for key, value in common.items() if not key.startswith(("toy", "max_steps", "carry"))}
-            apart = {key.removeprefix("reference."): settings[key] for key in settings if key not in common}
-            config = recipe.reference.with_settings({**shared, **apart})
-            digest = hashlib.blake2b(json.dumps(config.to_json()).encode(), digest_size=3).hexdigest()
-            reference = f"reference-{digest}"
-            references[reference] = Job(reference, config)
-        runs.append(Job(name, target, reference))
-    return [*references.values(), *runs]
+        known, *changes = rest.split(",") if rest else [name]
+        own = {key: _value(text) for key, text in (change.split("=", 1) for change in changes)}
+        recipe = find(known)
+        needs: list[str] = []
+        if recipe.target is None:
+            assert recipe.reference is not None
+            runs.append(Job(name, recipe.reference.with_settings(common | own)))
+            continue
+        target = recipe.target.with_settings(common | aimed | own)
+        if recipe.base is not None and target.model == BASE:
+            if base_model:
+                target = replace(target, model=base_model)
+            else:
+                needs.append(add("base", recipe.base, common))
+        wanted = target.carry is not None and not target.residual.recycling
+        wanted = wanted and (not target.residual.trajectory or target.residual.trajectory_share < 1)
+        if wanted and recipe.reference is not None:
+            needs.append(add("reference", recipe.reference, common))
+        runs.append(Job(name, target, tuple(needs)))
+    return [*shared.values(), *runs]
 
 
 def _value(text: str) -> Any:
@@ -111,9 +126,11 @@ def train(job: Job, examples: list[Example], output: Path, device: torch.device,
     if (folder / "model" / "config.json").is_file():
         return folder / "model"
     config, reference = job.config, None
-    if job.reference is not None:
-        config = replace(config, reference=str(output / job.reference / "model"))
-        reference = ckpt.load(str(config.reference), device=device, block_length=config.block_length)
+    for need in job.needs:
+        path = str(output / need / "model")
+        config = replace(config, model=path) if need.startswith("base-") else replace(config, reference=path)
+    if config.reference is not None:
+        reference = ckpt.load(config.reference, device=device, block_length=config.block_length)
     steps = config.max_steps or 1
     config = replace(config, save_every=max(1, steps // snapshots) if snapshots else steps, keep=max(1, snapshots))
     cut = len(examples) - config.validation
@@ -129,7 +146,7 @@ def evaluate(job: Job, model: Path, options: argparse.Namespace, device: torch.d
     folder = model.parent
     given = list(problems(options.mix, "test", options.problems, seed=options.seed))
     pipeline = api.load(model, device=device, dtype="float32")
-    config = replace(pipeline.resolve(), max_new_tokens=64, block_length=None)
+    config = replace(pipeline.resolve(), max_new_tokens=NEW_TOKENS, block_length=None)
     sweep = run_sweep(
         pipeline, given, options.thresholds, config, name=job.name, batch=options.batch,
         say=lambda text: print(text, flush=True),
@@ -155,7 +172,7 @@ def curve(job: Job, folder: Path, given: list[Any], options: argparse.Namespace,
                 export_checkpoint(folder, content, model, step)
             pipeline = api.load(model, device=device, dtype="float32")
             point = run_point(
-                pipeline, given, replace(pipeline.resolve(), max_new_tokens=64, block_length=None, threshold=0.9),
+                pipeline, given, replace(pipeline.resolve(), max_new_tokens=NEW_TOKENS, block_length=None, threshold=0.9),
                 batch=options.batch,
             )  # fmt: skip
             row = {"step": step, "tokens": step * each, "accuracy": point.accuracy, "rho": point.tokens_per_step}
@@ -175,7 +192,7 @@ def work(job: Job, examples: list[Example], options: argparse.Namespace) -> None
     began = time.perf_counter()
     model = train(job, examples, output, device, options.snapshots)
     trained = time.perf_counter()
-    if not job.name.startswith("reference-") and not (folder / "sweep.jsonl").is_file():
+    if job.sweeps and not (folder / "sweep.jsonl").is_file():
         evaluate(job, model, options, device)
     figures = {"train_s": round(trained - began, 1), "sweep_s": round(time.perf_counter() - trained, 1)}
     (folder / "seconds.json").write_text(json.dumps(figures))
@@ -188,7 +205,7 @@ def run_all(jobs: list[Job], examples: list[Example], options: argparse.Namespac
     began = time.perf_counter()
     while waiting or running:
         for job in list(waiting):
-            if len(running) < options.jobs and (job.reference is None or job.reference in done):
+            if len(running) < options.jobs and done.issuperset(job.needs):
                 waiting.remove(job)
                 running[job.name] = context.Process(target=work, args=(job, examples, options))
                 running[job.name].start()
@@ -203,7 +220,7 @@ def run_all(jobs: list[Job], examples: list[Example], options: argparse.Namespac
 
 
 def report(jobs: list[Job], options: argparse.Namespace) -> None:
-    output, sweeps = Path(options.output), {}
+    output, sweeps = Path(options.output), dict[str, Sweep]()
     for job in jobs:
         with suppress(RCDError, FileNotFoundError):
             sweeps[job.name] = Sweep.load(output / job.name / "sweep.jsonl")
@@ -218,13 +235,13 @@ def report(jobs: list[Job], options: argparse.Namespace) -> None:
                 found = compare(sweeps[name], sweep)
                 (output / other / "compare.json").write_text(json.dumps(found, indent=1))
                 print("\n".join(lines(found)), flush=True)
-    series = {}
+    series: dict[str, Any] = {}
     for job in jobs:
         path = output / job.name / "snapshots.jsonl"
         if path.is_file():
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             series[job.name] = [(row["tokens"] / 1e6, row["accuracy"]) for row in rows]
-    with suppress(ImportError):
+    with suppress(ImportError, RCDError):
         plots.curves(series, output / "tokens.png", "training tokens (millions)", "accuracy (%)", "threshold 0.9")
 
 
@@ -232,6 +249,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("recipes", nargs="*", help="NAME or NAME=BASE,key=value,...")
     parser.add_argument("--base", help="the recipe that the others are compared with")
+    parser.add_argument(
+        "--base-model", help="a checkpoint that the targets start from; else the recipe's base is trained"
+    )
     parser.add_argument("--output", default="runs/compare")
     parser.add_argument("--set", action="append", default=[], help="key=value for every run")
     parser.add_argument("--mix", default="mixed")
@@ -244,7 +264,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = {key: _value(value) for key, value in (text.split("=", 1) for text in options.set)}
     entries = ([options.base] if options.base else []) + options.recipes
-    jobs = jobs_of(entries, settings)
+    jobs = jobs_of(entries, settings, options.base_model)
     began = time.perf_counter()
     examples = examples_of(jobs[-1].config)
     print(f"{len(examples):,} examples in {time.perf_counter() - began:.1f} s", flush=True)

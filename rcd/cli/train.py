@@ -16,15 +16,16 @@ from rcd.errors import RCDError, one_of
 if TYPE_CHECKING:
     from rcd.train.config import TrainConfig
 
-STAGES = ("reference", "target", "all")
+STAGES = ("base", "reference", "target", "all")
 
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A name (rcd list recipe) or a YAML file.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder.")] = None,
-    stage: Annotated[str, typer.Option(help="reference, target or all.")] = "all",
+    stage: Annotated[str, typer.Option(help="base, reference, target or all.")] = "all",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="key=value, both stages; reference.key or target.key for one.")
+        list[str] | None,
+        typer.Option("--set", help="key=value; STAGE.key=value for one stage alone."),
     ] = None,
     reference: Annotated[
         str | None, typer.Option(help="An existing model as the reference; stage 1 is skipped.")
@@ -33,7 +34,7 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and leave.")] = False,
     device: opt.Device = "auto",
 ) -> None:
-    """Train a recipe: stage 1 (the reference) and stage 2 (the target on its residuals)."""
+    """Train a recipe: stage 1 (the reference) and stage 2 (the target on its residuals), after a base if it has one."""
     from rcd.recipes.base import find
 
     one_of("stage", stage, STAGES)
@@ -42,6 +43,8 @@ def train(
     reference = reference or (given.reference if given else None)
     own = given is not None and given.carry is not None and given.residual.recycling > 0
     stages: dict[str, TrainConfig] = {}
+    if found.base is not None and stage in ("base", "all") and given is not None and given.model == "base":
+        stages["base"] = found.base.with_settings(_parsed(settings or [], "base", found.base))
     if found.reference is not None and stage in ("reference", "all") and not (reference or (own and stage == "all")):
         stages["reference"] = found.reference.with_settings(_parsed(settings or [], "reference", found.reference))
     if given is not None and stage in ("target", "all"):
@@ -80,11 +83,11 @@ def _parsed(settings: list[str], stage: str, config: TrainConfig) -> dict[str, A
         if not equals:
             raise RCDError(f"--set takes key=value, not {text!r}.")
         which, _, rest = key.partition(".")
-        if which in ("reference", "target") and rest:
+        if which in ("base", "reference", "target") and rest:
             if which != stage:
                 continue
             key = rest
-        elif which in ("carry", "residual") and config.carry is None and stage == "reference":
+        elif which in ("carry", "residual") and config.carry is None and stage != "target":
             continue
         try:
             out[key] = json.loads(value)

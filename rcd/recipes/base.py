@@ -13,11 +13,14 @@ from rcd.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Recipe:
-    """Two stages (Algorithm 1), or the second alone with a reference that exists, or a SeqD run (`target` alone)."""
+    """Two stages (Algorithm 1), or the second alone with a reference that exists, or a SeqD run (`target` alone); and
+    before them the pretraining of the target's start, where no checkpoint can be named."""
 
     name: str
     target: TrainConfig | None
     reference: TrainConfig | None = None
+    base: TrainConfig | None = None
+    """What a target of `model: base` starts from."""
 
 
 def find(name: str, within: tuple[str, ...] = ()) -> Recipe:
@@ -52,4 +55,4 @@ def _from_yaml(path: Path, within: tuple[str, ...]) -> Recipe:
     reference = base.reference
     if content.get("reference"):
         reference = (reference or TrainConfig()).with_settings(content["reference"])
-    return Recipe(path.stem, target, reference)
+    return Recipe(path.stem, target, reference, base.base)

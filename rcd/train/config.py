@@ -39,7 +39,8 @@ class TrainConfig:
     """One stage: SeqD's objective (`carry` none), or the residual-aware one of Algorithm 1."""
 
     model: str = "toy:sdar"
-    """The checkpoint that the stage starts from; `toy:FAMILY` is a random one of the shape `toy`."""
+    """The checkpoint that the stage starts from; `toy:FAMILY` is a random one of the shape `toy`; `base` is what the
+    recipe's first stage has trained."""
     toy: dict[str, int] = field(default_factory=dict)
     data: str = "sums:2000"
     """A JSONL file, a hub data set, or `sums:N`."""

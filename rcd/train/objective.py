@@ -133,8 +133,8 @@ class Objective(nn.Module):
     def _trajectory(
         self, frame: Frame, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, tuple[Tensor, ResidualState] | None]:
-        """(masked, weight, residual) after 0 to n steps of the model's own decoding of the masked answer, the true token
-        put wherever it would commit. A sequence whose answer is all committed keeps its last step's masks."""
+        """(masked, weight, residual) after 0 to n steps of the model's own decoding, the true token put where it would
+        commit. A sequence whose answer is all committed keeps its last step's masks."""
         batch = frame.batch
         steps = int(torch.randint(0, self.source.trajectory + 1, (), generator=generator))
         low, high = self.source.trajectory_threshold

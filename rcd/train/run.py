@@ -18,6 +18,9 @@ from rcd.train.config import RESUMABLE, TrainConfig
 from rcd.train.loop import Sigterm, Stopped, Trainer
 from rcd.train.stage import Stage
 
+BASE = "base"
+"""As a target's model: what the recipe's own first stage has trained."""
+
 
 def run(
     stages: dict[str, TrainConfig],
@@ -26,7 +29,7 @@ def run(
     resume: bool = False,
     device: str = "auto",
 ) -> None:
-    """Train `reference` and then `target`, or one of them; the trained models are in output/STAGE/model."""
+    """Train `base`, `reference` and `target`, or some of them; the trained models are in output/STAGE/model."""
     trackers = sorted({tracker for config in stages.values() for tracker in config.trackers})
     for tracker in trackers:
         one_of("tracker", tracker, ("tensorboard", "wandb"))
@@ -45,6 +48,10 @@ def run(
     with Sigterm() as sigterm:
         for name, config in stages.items():
             folder = output / name
+            if config.model == BASE:
+                config = replace(config, model=str(output / "base" / "model"))
+                if not (output / "base" / "model").is_dir():
+                    raise RCDError(f"{name} starts from the recipe's base, and {output} has none; use --stage all.")
             if name == "target" and config.carry is not None and not config.residual.recycling:
                 trained = output / "reference" / "model"
                 config = replace(config, reference=reference or (str(trained) if trained.is_dir() else None))

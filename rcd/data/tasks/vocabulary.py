@@ -1,4 +1,4 @@
-"""The tokenizer of the generated tasks: a word, a number up to 999 or a mark is one token, with the space before it."""
+"""The tokenizer of the generated tasks: a word, a digit or a mark is one token, with the space before it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def task_tokenizer() -> Any:
     from transformers import PreTrainedTokenizerFast
 
     ends = ["<|MASK|>", "<|im_end|>", "<|endoftext|>"]
-    numbers = [f" {number}" for number in range(1000)]
-    tokens = ["<unk>", *MARKS, *numbers, *(f" {word}" for word in sorted({"Sudoku", *words.all_words()}))]
+    digits = [f"{space}{digit}" for space in ("", " ") for digit in range(10)]
+    tokens = ["<unk>", *MARKS, *digits, *(f" {word}" for word in sorted({"Sudoku", *words.all_words()}))]
     tokens += [f"<spare_{k}>" for k in range(-(len(tokens) + len(ends)) % 64)] + ends
     backend = Tokenizer(models.WordLevel({token: k for k, token in enumerate(tokens)}, unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence([normalizers.Prepend(" "), normalizers.Replace(Regex("^  "), " ")])
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]"), "isolated")
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]"), "isolated")
     backend.decoder = decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, unk_token="<unk>", mask_token="<|MASK|>", eos_token="<|endoftext|>",

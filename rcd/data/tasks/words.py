@@ -16,24 +16,12 @@ import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-LARGEST = 300
-LONGEST_QUESTION = 83
-MOST_EQUATIONS = 9
+from rcd.data.tasks.lexicon import CONTAINERS, GROUPS, ITEMS, MEN, MONEY, PLACES, WOMEN
 
-WOMEN = "Mia Anna Emma Lily Zoe Ruth Nora Clara Iris Alice Maya Julia Sofia Hanna".split()
-MEN = "Tom Ben Leo Max Paul Omar Noah Luke Felix Oscar Hugo Simon David Ivan".split()
-ITEMS = (
-    "apples pears plums lemons oranges peaches cherries nuts carrots potatoes tomatoes onions cookies muffins candies "
-    "eggs books pencils pens stamps stickers cards marbles buttons beads shells stones feathers ribbons balloons "
-    "candles cups plates spoons flowers seeds leaves toys dolls kites magnets badges"
-).split()
-PLACES = "market park library station museum beach farm fair bakery harbor garden river bridge theater castle".split()
-CONTAINERS = "bags boxes baskets jars crates packets bowls buckets trays sacks cartons drawers chests tins".split()
-MONEY = "coins dollars euros tokens points".split()
-GROUPS = {
-    "children": "child", "friends": "friend", "neighbors": "neighbor", "cousins": "cousin", "classmates": "classmate",
-    "students": "student", "players": "player", "guests": "guest", "teachers": "teacher",
-}  # fmt: skip
+LARGEST = 99
+LONGEST_QUESTION = 50
+MOST_EQUATIONS = 4
+
 TIMES = {2: ("doubles", "twice"), 3: ("triples", "three times"), 4: ("quadruples", "four times")}
 
 PEOPLE = {**dict.fromkeys(WOMEN, ("she", "She", "her")), **dict.fromkeys(MEN, ("he", "He", "his"))}
@@ -200,11 +188,12 @@ def _divisor(story: Story) -> int:
 
 def _start(story: Story) -> None:
     if story.random() < 0.3:
-        n, k = story.pick(2, 9), story.pick(2, 12)
+        n = story.pick(2, 9)
+        k = story.pick(2, min(12, LARGEST // n))
         story.tell("has packed", n=n, k=k)
         story.value = story.reckon(n, "*", k)
     else:
-        story.value = story.pick(2, 99)
+        story.value = story.pick(2, LARGEST)
         story.tell("has", n=story.value)
 
 
@@ -327,7 +316,7 @@ def _story(generator: random.Random) -> Story:
     story = Story(generator)
     _start(story)
     end = ENDS[story.pick(0, len(ENDS) - 1)]
-    operations = (2, 3, 3, 4, 4, 5, 5, 6)[story.pick(0, 7)] - (end is not _plain)
+    operations = (2, 2, 3, 3)[story.pick(0, 3)] - (end is not _plain)
     while operations:
         operations -= STEPS[story.pick(0, len(STEPS) - 1)](story)
         if not operations and not end(story):
