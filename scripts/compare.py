@@ -144,6 +144,10 @@ def evaluate(job: Job, model: Path, options: argparse.Namespace, device: torch.d
     from rcd import api
 
     folder = model.parent
+    if options.store != "float32":  # what is measured is what is kept
+        small = folder / f"model-{options.store}"
+        api.load(model, device="cpu", dtype=options.store).save(small, overwrite=True)
+        model = small
     given = list(problems(options.mix, "test", options.problems, seed=options.seed))
     pipeline = api.load(model, device=device, dtype="float32")
     config = replace(pipeline.resolve(), max_new_tokens=NEW_TOKENS, block_length=None)
@@ -260,6 +264,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--store", default="float32", help="float32 or bfloat16: how the models are kept and measured")
     parser.add_argument("--snapshots", type=int, default=0, help="so many points of accuracy over training tokens")
     options = parser.parse_args()
     settings = {key: _value(value) for key, value in (text.split("=", 1) for text in options.set)}

@@ -38,7 +38,9 @@ class Residual:
     alpha: str = "entropy"
     """The weight, one of the eight of fig:ablation-on-alpha (`rcd list alpha`)."""
     alpha_scale: float = 1.0
-    """Multiplies the weight; the product is kept in [0, 1]."""
+    """Multiplies the weight; the product is kept in [0, alpha_most]."""
+    alpha_most: float = 1.0
+    """The largest weight that a residual gets, so that a mask can still be told from a token. The paper has none."""
     alpha_value: float = 0.3
     """The constant of the weight `fixed` (0.3 in the paper)."""
     top1_alpha: str = "entropy"
@@ -68,6 +70,7 @@ class Residual:
         number("t_res", self.t_res, least=1e-3, why="1 leaves the distribution as it is")
         number("concentration", self.concentration, least=1e-6)
         number("alpha_scale", self.alpha_scale, least=0)
+        number("alpha_most", self.alpha_most, least=0, most=1)
         number("alpha_value", self.alpha_value, least=0, most=1)
 
     @property
@@ -107,6 +110,6 @@ class Residual:
     def _residual(self, p_alpha: Tensor, p_delta: Tensor, codebook_VD: Tensor) -> ResidualState:
         top1 = self.alpha == "top1"
         name = self.top1_alpha if top1 else self.alpha
-        alpha = weight(name, p_alpha, scale=self.alpha_scale, value=self.alpha_value)
+        alpha = weight(name, p_alpha, scale=self.alpha_scale, value=self.alpha_value, most=self.alpha_most)
         embedding = top1_embedding if top1 else soft_embedding
         return ResidualState(alpha, embedding(p_delta, codebook_VD))

@@ -56,13 +56,13 @@ def zero(p: Tensor) -> Tensor:
     return fixed(p, 0.0)
 
 
-def weight(name: str, p: Tensor, *, scale: float = 1.0, value: float = 0.3) -> Tensor:
-    """The named weight times `scale`, kept in [0, 1].
+def weight(name: str, p: Tensor, *, scale: float = 1.0, value: float = 0.3, most: float = 1.0) -> Tensor:
+    """The named weight times `scale`, kept in [0, `most`].
 
     An all-zero distribution (the cold start) gives 0 under every weight: without a prediction there is no residual.
     """
     function = registry.get("alpha", name)
     alpha = function(p, value) if function is fixed else function(p)
-    if scale != 1.0:
-        alpha = (alpha * scale).clamp(0.0, 1.0)
+    if scale != 1.0 or most < 1.0:
+        alpha = (alpha * scale).clamp(0.0, most)
     return alpha * (p.sum(-1) > 0)
