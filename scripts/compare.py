@@ -20,13 +20,14 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rcd.data.examples import Example, Report, encode
 from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.data.tasks.base import problems
+from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate import plots
 from rcd.evaluate.sweep import Sweep, compare, lines, run_point, run_sweep
@@ -34,7 +35,11 @@ from rcd.recipes.base import find
 from rcd.train.config import TrainConfig
 from rcd.train.run import BASE
 
+if TYPE_CHECKING:
+    from rcd.api import Pipeline
+
 NEW_TOKENS = 48
+"""The longest answer of the tasks, where the model does not say."""
 THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997, 1.0)
 
 
@@ -150,7 +155,7 @@ def evaluate(job: Job, model: Path, options: argparse.Namespace, device: torch.d
         model = small
     given = list(problems(options.mix, "test", options.problems, seed=options.seed))
     pipeline = api.load(model, device=device, dtype="float32")
-    config = replace(pipeline.resolve(), max_new_tokens=NEW_TOKENS, block_length=None)
+    config = _decoding(pipeline)
     sweep = run_sweep(
         pipeline, given, options.thresholds, config, name=job.name, batch=options.batch,
         say=lambda text: print(text, flush=True),
@@ -158,6 +163,10 @@ def evaluate(job: Job, model: Path, options: argparse.Namespace, device: torch.d
     sweep.save(folder / "sweep.jsonl")
     if options.snapshots:
         curve(job, folder, given[: options.problems // 2], options, device)
+
+
+def _decoding(pipeline: Pipeline, threshold: float = 1.0) -> DecodeConfig:
+    return DecodeConfig(max_new_tokens=pipeline.settings.max_new_tokens or NEW_TOKENS, threshold=threshold)
 
 
 def curve(job: Job, folder: Path, given: list[Any], options: argparse.Namespace, device: torch.device) -> None:
@@ -175,10 +184,7 @@ def curve(job: Job, folder: Path, given: list[Any], options: argparse.Namespace,
             if not model.is_dir():
                 export_checkpoint(folder, content, model, step)
             pipeline = api.load(model, device=device, dtype="float32")
-            point = run_point(
-                pipeline, given, replace(pipeline.resolve(), max_new_tokens=NEW_TOKENS, block_length=None, threshold=0.9),
-                batch=options.batch,
-            )  # fmt: skip
+            point = run_point(pipeline, given, _decoding(pipeline, 0.9), batch=options.batch)
             row = {"step": step, "tokens": step * each, "accuracy": point.accuracy, "rho": point.tokens_per_step}
             file.write(json.dumps(row) + "\n")
             print(f"{job.name}: {row}", flush=True)

@@ -14,7 +14,7 @@ from rcd.cli import options as opt
 
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    model: opt.Model,
+    model: opt.Model = opt.DEFAULT_MODEL,
     carry: Annotated[
         str | None, typer.Option(help="residual or none; by default what rcd.json says.", rich_help_panel=opt.CARRY)
     ] = None,
@@ -22,6 +22,7 @@ def generate(
         str | None, typer.Option(help="The residual's weight: rcd list alpha.", rich_help_panel=opt.CARRY)
     ] = None,
     alpha_scale: Annotated[float | None, typer.Option(help="Multiplies alpha.", rich_help_panel=opt.CARRY)] = None,
+    alpha_most: Annotated[float | None, typer.Option(help="The largest alpha.", rich_help_panel=opt.CARRY)] = None,
     alpha_value: Annotated[float | None, typer.Option(help="Of --alpha fixed.", rich_help_panel=opt.CARRY)] = None,
     start: Annotated[
         str | None, typer.Option(help="zero (cold), dirichlet, self, reference (warm).", rich_help_panel=opt.CARRY)
@@ -58,7 +59,7 @@ def generate(
         int | None, typer.Option(help="By default the checkpoint's.", rich_help_panel=opt.COMMIT)
     ] = None,
     max_new_tokens: Annotated[
-        int | None, typer.Option(help="The most to generate; 256, or what the context has room for.")
+        int | None, typer.Option(help="The most to generate; by default what rcd.json says, else 256.")
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.", rich_help_panel=opt.SAMPLING)] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off.", rich_help_panel=opt.SAMPLING)] = 0,
@@ -99,8 +100,9 @@ def generate(
         confidence=confidence,
     )  # fmt: skip
     settings = dict(
-        alpha=alpha, alpha_scale=alpha_scale, alpha_value=alpha_value, start=start, concentration=concentration,
-        source=source, t_res=t_res, t_res_on=t_res_on, t_res_at_start=t_res_at_start, top1_alpha=top1_alpha,
+        alpha=alpha, alpha_scale=alpha_scale, alpha_most=alpha_most, alpha_value=alpha_value, start=start,
+        concentration=concentration, source=source, t_res=t_res, t_res_on=t_res_on, t_res_at_start=t_res_at_start,
+        top1_alpha=top1_alpha,
     )  # fmt: skip
     # flags are checked before a large model is read
     DecodeConfig(**common)  # type: ignore[arg-type]

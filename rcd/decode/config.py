@@ -22,7 +22,7 @@ class DecodeConfig:
     """The argument names are those of diffusers and transformers where they have one."""
 
     max_new_tokens: int | None = None
-    """None: 256, or as many as the model's context has room for."""
+    """None: what rcd.json says, else 256; but no more than the model's context has room for."""
     block_length: int | None = None
     """None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block)."""
     num_inference_steps: int | None = None
@@ -101,7 +101,7 @@ class DecodeConfig:
         block = self.block_length or model.block_length
         grid = (block or 1) if window == "blockwise" else 1
         room = model.context_length // grid * grid - longest_prompt
-        new = self.max_new_tokens or max(1, min(DEFAULT_NEW_TOKENS, room))
+        new = self.max_new_tokens or max(1, min(model.max_new_tokens or DEFAULT_NEW_TOKENS, room))
         if block is None or (self.block_length is None and window == "bidirectional"):
             block = min(block or new, new)
         return replace(self, carry=carry, window=window, block_length=block, max_new_tokens=new)

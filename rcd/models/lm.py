@@ -30,6 +30,9 @@ class ModelSettings:
     context_length: int
     shift: int = 0
     tempered_confidence: bool = True
+    max_new_tokens: int | None = None
+    """How long an answer may be where nothing else is said; a bidirectional model knows only canvases like those it was
+    trained on."""
 
     @property
     def window(self) -> str:

@@ -28,6 +28,8 @@ class RCDFile:
     eos_token_ids: list[int] | None = None
     block_length: int | None = None
     shift: int | None = None
+    max_new_tokens: int | None = None
+    """The length of an answer where none is asked for."""
     carry: dict[str, Any] | None = None
     """{"name": "residual", "t_res": ..., ...}: the carry that the checkpoint was trained for."""
     stage: str | None = None
@@ -140,6 +142,7 @@ def resolve(
         context_length=context_length,
         shift=shift,
         tempered_confidence=spec.tempered_confidence,
+        max_new_tokens=None if rcd.max_new_tokens is None else whole("max_new_tokens", rcd.max_new_tokens, least=1),
     )
 
 

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rcd.errors import RCDError
+from rcd.models import bundled
 from rcd.models.settings import read_json
 
 WEIGHTS = "model.safetensors"
@@ -25,7 +26,9 @@ WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.m
 
 
 def locate(source: str | Path, revision: str | None = None) -> Path:
-    """A local folder or GGUF file as it is; a hub name is downloaded (or found in the cache)."""
+    """A local folder or GGUF file as it is; a bundled model, checked; a hub name is downloaded (or in the cache)."""
+    if str(source).startswith(bundled.PREFIX):
+        return bundled.folder_of(str(source).removeprefix(bundled.PREFIX))
     path = Path(source).expanduser()
     if path.exists():
         return path

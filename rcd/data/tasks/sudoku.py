@@ -17,6 +17,9 @@ from typing import Any
 
 SIZE, CELLS = 6, 36
 PER_BASE = 64
+"""So many training problems are the same puzzle but for symmetries."""
+TEST_BASES = 4096
+"""So many test problems in a row are all of puzzles of their own."""
 FEWEST_CLUES, MOST_CLUES = 9, 16
 
 ROW = [cell // 6 for cell in range(CELLS)]
@@ -157,7 +160,7 @@ def _layout(rows: int, columns: int) -> Any:
 
 def draw(split: str, index: int, seed: int) -> tuple[str, str, str]:
     """(question, solution, answer)."""
-    puzzle, solution = base(split, index // PER_BASE, seed)
+    puzzle, solution = base(split, index // PER_BASE if split == "train" else index % TEST_BASES, seed)
     generator = random.Random(f"sudoku {split} {index} {seed}")
     layout = _layout(int(generator.random() * len(ROW_ORDERS)), int(generator.random() * len(COLUMN_ORDERS)))
     digits = RELABELLINGS[int(generator.random() * len(RELABELLINGS))]
