@@ -4,7 +4,7 @@
 
 Every recipe is trained (bases and references once), decoded on the same held-out problems at every threshold, and
 compared with `--base`. A recipe may be given as NAME=BASE,key=value,...: a variant of a registered one.
-Several run at once on one GPU (`--jobs`), with the examples made once and shared.
+`--trained` sweeps and compares checkpoints that are there. Several run at once on one GPU (`--jobs`), with the examples made once and shared.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Job:
     needs: tuple[str, ...] = ()
     """The names of the jobs that train its base and its reference."""
     sweeps: bool = True
+    model: str | None = None
+    """A checkpoint that is there already: nothing is trained."""
 
 
 def jobs_of(entries: list[str], settings: dict[str, Any], base_model: str | None) -> list[Job]:
@@ -145,10 +147,10 @@ def train(job: Job, examples: list[Example], output: Path, device: torch.device,
     return trainer.run()
 
 
-def evaluate(job: Job, model: Path, options: argparse.Namespace, device: torch.device) -> None:
+def evaluate(job: Job, model: Path | str, options: argparse.Namespace, device: torch.device) -> None:
     from rcd import api
 
-    folder = model.parent
+    folder = Path(options.output) / job.name
     if options.store != "float32":  # what is measured is what is kept
         small = folder / f"model-{options.store}"
         api.load(model, device="cpu", dtype=options.store).save(small, overwrite=True)
@@ -200,7 +202,7 @@ def work(job: Job, examples: list[Example], options: argparse.Namespace) -> None
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.jobs))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     began = time.perf_counter()
-    model = train(job, examples, output, device, options.snapshots)
+    model = train(job, examples, output, device, options.snapshots) if job.model is None else job.model
     trained = time.perf_counter()
     if job.sweeps and not (folder / "sweep.jsonl").is_file():
         evaluate(job, model, options, device)
@@ -262,6 +264,7 @@ def main() -> None:
     parser.add_argument(
         "--base-model", help="a checkpoint that the targets start from; else the recipe's base is trained"
     )
+    parser.add_argument("--trained", action="store_true", help="entries are NAME=CHECKPOINT; nothing is trained")
     parser.add_argument("--output", default="runs/compare")
     parser.add_argument("--set", action="append", default=[], help="key=value for every run")
     parser.add_argument("--mix", default="mixed")
@@ -275,10 +278,14 @@ def main() -> None:
     options = parser.parse_args()
     settings = {key: _value(value) for key, value in (text.split("=", 1) for text in options.set)}
     entries = ([options.base] if options.base else []) + options.recipes
-    jobs = jobs_of(entries, settings, options.base_model)
-    began = time.perf_counter()
-    examples = examples_of(jobs[-1].config)
-    print(f"{len(examples):,} examples in {time.perf_counter() - began:.1f} s", flush=True)
+    examples: list[Example] = []
+    if options.trained:
+        jobs = [Job(name, TrainConfig(), model=path) for name, path in (entry.split("=", 1) for entry in entries)]
+    else:
+        jobs = jobs_of(entries, settings, options.base_model)
+        began = time.perf_counter()
+        examples = examples_of(jobs[-1].config)
+        print(f"{len(examples):,} examples in {time.perf_counter() - began:.1f} s", flush=True)
     run_all(jobs, examples, options)
     report(jobs, options)
 
