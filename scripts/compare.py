@@ -4,7 +4,8 @@
 
 Every recipe is trained (bases and references once), decoded on the same held-out problems at every threshold, and
 compared with `--base`. A recipe may be given as NAME=BASE,key=value,...: a variant of a registered one.
-`--trained` sweeps and compares checkpoints that are there. Several run at once on one GPU (`--jobs`), with the examples made once and shared.
+`--trained` sweeps and compares checkpoints that are there. Several run at once on one GPU (`--jobs`), with the examples
+made once and shared.
 """
 
 from __future__ import annotations

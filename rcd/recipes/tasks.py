@@ -6,7 +6,7 @@ pretrained first (`base`), from random weights.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rcd.carry.residual import Residual
@@ -14,56 +14,93 @@ from rcd.recipes.base import Recipe
 from rcd.train.config import TrainConfig
 from rcd.train.residuals import ResidualSource
 
-SHAPE = {"layers": 3, "width": 256, "heads": 4, "kv_heads": 4, "ffn": 768, "context": 256}
-SMALLER = {"layers": 2, "width": 128, "heads": 4, "kv_heads": 4, "ffn": 384, "context": 256}
-FAMILIES = {
-    "sdar": TrainConfig(model="toy:sdar", block_length=32, label_padding="block"),
-    "llada": TrainConfig(model="toy:llada", label_padding="row", loss_normaliser="example"),
-}
 TRAJECTORIES = ResidualSource(trajectory=6, trajectory_share=1.0, trajectory_from_noise=0.5)
+"""Both SeqD and RCD are trained on states that their own decoding visits."""
+EXTRA_COMPUTE = 1.15
+"""RCD's training steps take 6-10% longer than SeqD's on the same trajectories (docs/log.md); rounded up."""
 
 
-def _base(family: str) -> TrainConfig:
-    """SeqD's objective from random weights, on one GPU in a minute or two."""
+@dataclass(frozen=True)
+class Set:
+    """What the models of one family share."""
+
+    common: TrainConfig
+    shape: dict[str, int]
+    smaller: dict[str, int]
+    base_steps: int
+    steps: int
+    carry: Residual
+
+
+def _shape(width: int, heads: int) -> dict[str, int]:
+    return {"layers": 2, "width": width, "heads": heads, "kv_heads": heads, "ffn": 3 * width, "context": 256}
+
+
+SETS = {
+    "sdar": Set(
+        TrainConfig(model="toy:sdar", block_length=32, label_padding="block", data="tasks:mixed:300000"),
+        shape=_shape(320, 5), smaller=_shape(128, 2), base_steps=4500, steps=1700,
+        carry=Residual(alpha_scale=4, alpha_most=0.25),
+    ),
+    "llada": Set(
+        TrainConfig(
+            model="toy:llada", label_padding="row", loss_normaliser="example", data="tasks:sudoku:200000"
+        ),
+        shape=_shape(192, 4), smaller=_shape(96, 2), base_steps=3000, steps=2000,
+        carry=Residual(alpha_scale=4, alpha_most=0.3),
+    ),
+}  # fmt: skip
+
+
+def _pretrained(family: str) -> TrainConfig:
+    """SeqD's objective on random masks, from random weights: one GPU, a minute or two."""
+    one = SETS[family]
     return replace(
-        FAMILIES[family], toy=SHAPE, data="tasks:mixed:400000", max_length=96, max_steps=5000, total_batch=256,
-        device_batch=256, learning_rate=2e-3, betas=(0.9, 0.98), weight_decay=0.01, warmup_ratio=0.03,
-        scheduler="cosine", gradient_checkpointing=False, flex=False, validation=512, log_every=100,
-        validate_every=1000, save_every=1000,
+        one.common, toy=one.shape, max_length=96, max_steps=one.base_steps, total_batch=256, device_batch=256,
+        learning_rate=2e-3, betas=(0.9, 0.98), weight_decay=0.01, warmup_ratio=0.03, scheduler="cosine",
+        gradient_checkpointing=False, flex=False, validation=512, log_every=100, validate_every=1000, save_every=1000,
     )  # fmt: skip
 
 
 def _tuned(family: str) -> TrainConfig:
-    base = _base(family)
-    return replace(base, model="base", toy={}, seed=1, max_steps=1500, learning_rate=1e-3, block_length=None)
+    base, steps = _pretrained(family), SETS[family].steps
+    return replace(base, model="base", toy={}, seed=1, max_steps=steps, learning_rate=1e-3, block_length=None)
 
 
 def _smaller(family: str) -> TrainConfig:
-    return replace(_base(family), toy=SMALLER)
+    return replace(_pretrained(family), toy=SETS[family].smaller, max_steps=2500)
 
 
-def _base_alone(family: str) -> Recipe:
+def _base(family: str) -> Recipe:
     """The pretraining alone."""
-    return Recipe(f"tasks-{family}-base", _base(family))
+    return Recipe(f"tasks-{family}-base", _pretrained(family))
 
 
-def _seqd(family: str, source: ResidualSource = TRAJECTORIES, longer: float = 1.0) -> Recipe:
-    """The baseline, which sees its own trajectories as RCD does; `longer`: with more steps."""
+def _reference(family: str) -> Recipe:
+    """The smaller reference alone."""
+    return Recipe(f"tasks-{family}-reference", None, _smaller(family))
+
+
+def _seqd(family: str, name: str = "seqd", source: ResidualSource = TRAJECTORIES, longer: float = 1.0) -> Recipe:
+    """The bundled baseline, which sees its own trajectories as RCD does; or without them, or with more steps."""
     config = _tuned(family)
     steps = round((config.max_steps or 0) * longer)
     target = replace(config, residual=source, max_steps=steps)
-    return Recipe(f"tasks-{family}-seqd", target, base=_base(family))
+    return Recipe(f"tasks-{family}-{name}", target, base=_pretrained(family))
 
 
-def _rcd(family: str, carry: Residual, source: ResidualSource = TRAJECTORIES) -> Recipe:
-    """RCD on the model's own trajectories; steps that are none take the reference's residuals, as the paper's do."""
-    target = replace(_tuned(family), carry=carry, residual=source)
-    return Recipe(f"tasks-{family}-rcd", target, _smaller(family), _base(family))
+def _rcd(
+    family: str, name: str = "rcd", carry: Residual | None = None, source: ResidualSource = TRAJECTORIES
+) -> Recipe:
+    """The bundled target, on its own trajectories; or, on random masks with a reference's residuals, as the paper."""
+    target = replace(_tuned(family), carry=carry or SETS[family].carry, residual=source)
+    return Recipe(f"tasks-{family}-{name}", target, _smaller(family), _pretrained(family))
 
 
-sdar_base, llada_base = (partial(_base_alone, family) for family in FAMILIES)
-sdar_seqd, llada_seqd = partial(_seqd, "sdar"), partial(_seqd, "llada")
-sdar_seqd_plain, llada_seqd_plain = (partial(_seqd, family, ResidualSource()) for family in FAMILIES)
-sdar_seqd_longer, llada_seqd_longer = (partial(_seqd, family, longer=1.5) for family in FAMILIES)
-sdar_rcd, llada_rcd = (partial(_rcd, family, Residual()) for family in FAMILIES)
-sdar_paper, llada_paper = (partial(_rcd, family, Residual(), ResidualSource()) for family in FAMILIES)
+sdar_base, llada_base = (partial(_base, family) for family in SETS)
+sdar_reference, llada_reference = (partial(_reference, family) for family in SETS)
+sdar_seqd, llada_seqd = (partial(_seqd, family) for family in SETS)
+sdar_seqd_plain, llada_seqd_plain = (partial(_seqd, family, "seqd-plain", ResidualSource()) for family in SETS)
+sdar_seqd_longer, llada_seqd_longer = (partial(_seqd, family, "seqd-longer", longer=EXTRA_COMPUTE) for family in SETS)
+sdar_rcd, llada_rcd = (partial(_rcd, family) for family in SETS)
+sdar_paper, llada_paper = (partial(_rcd, family, "paper", Residual(), ResidualSource()) for family in SETS)

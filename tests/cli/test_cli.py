@@ -153,15 +153,3 @@ def test_info_check_finds_a_damaged_tensor(folder: str, tmp_path: Path) -> None:
     assert call("info", str(tmp_path / "bad"))[0] == 0
     _, _, error = call("info", str(tmp_path / "bad"), "--check")
     assert isinstance(error, rcd.RCDError) and "lm_head.weight" in str(error)
-
-
-def test_the_demos_model_can_be_saved_and_decoded(tmp_path: Path) -> None:
-    assert call("demo", "--save", str(tmp_path / "toy"))[0] == 0
-    code, output, _ = call("generate", "the old fox", "--model", str(tmp_path / "toy"), "--carry", "residual", "--json")
-    assert code == 0 and json.loads(output)["tokens"] > 0
-
-
-def test_demo_says_plainly_that_its_weights_are_random() -> None:
-    code, output, _ = call("demo", "--max-new-tokens", "32")
-    assert code == 0
-    assert "random" in output and "SeqD" in output and "RCD" in output
