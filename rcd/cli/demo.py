@@ -17,8 +17,10 @@ from rcd.errors import RCDError, number, one_of, whole
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
     from rcd.api import Generation, Pipeline
+    from rcd.cli.live import Canvas
     from rcd.data.tasks.base import Problem
     from rcd.evaluate.statistics import Point, Sweep
 
@@ -28,8 +30,8 @@ SIDES = {"seqd": "SeqD", "rcd": "RCD"}
 MOST = 10_000
 OTHERS = (0.6, 0.8, 0.95, 0.99)
 """The picture's thresholds, beside the one that was asked for."""
-WIDE = 90
-"""Columns from which two answers stand side by side."""
+WIDE, NARROW = 90, 50
+"""Columns from which two answers stand side by side: long ones, grids."""
 
 
 def demo(
@@ -133,12 +135,17 @@ def _one_problem(
     """One problem, decoded by both in step with one another."""
     from rich.live import Live
 
-    from rcd.cli.live import Canvas
+    from rcd.cli.live import SHADES, Canvas
     from rcd.decode.config import DecodeConfig
     from rcd.decode.events import Finished
     from rcd.evaluate.grading import grade
 
-    console.print(f"[bold]One of them:[/bold] {problem.question}", highlight=False)
+    console.print(f"[bold]One of them:[/bold] {_question(problem)}", highlight=False)
+    if console.is_terminal:
+        shades = (
+            f"{SHADES[0]} a mask, {' '.join(SHADES[1:])} a mask that carries its last prediction, darker by its weight"
+        )
+        console.print(shades, style="dim", highlight=False)
     canvases = {side: Canvas(pipeline) for side, pipeline in pipelines.items()}
     streams: dict[str, Iterator[Any]] = {
         side: pipeline.stream(problem.question, DecodeConfig(threshold=threshold))
@@ -156,24 +163,53 @@ def _one_problem(
                 elif event is not None:
                     canvases[side].see(event)
             if live is not None:
-                live.update(_beside(console, {side: canvas.text() for side, canvas in canvases.items()}, {}))
+                live.update(_beside(console, {side: _answer(canvas, problem) for side, canvas in canvases.items()}, {}))
                 live.refresh()
                 time.sleep(rest)
     verdicts = {
         side: f"{'right' if grade(problem, result.text) else 'wrong'}, {result.denoising_steps} steps"
         for side, result in done.items()
     }
-    console.print(_beside(console, {side: canvas.text() for side, canvas in canvases.items()}, verdicts))
+    console.print(_beside(console, {side: _answer(canvas, problem) for side, canvas in canvases.items()}, verdicts))
     console.print()
 
 
-def _beside(console: Console, texts: dict[str, Any], verdicts: dict[str, str]) -> RenderableType:
+def _question(problem: Problem) -> str:
+    """As it is asked; a sudoku's rows in lines."""
+    return problem.question.replace(": ", ":\n").replace(" / ", "\n") if problem.task == "sudoku" else problem.question
+
+
+def _answer(canvas: Canvas, problem: Problem) -> Text:
+    """The text so far; a sudoku as a grid."""
+    if problem.task != "sudoku":
+        return canvas.text()
+    from rich.text import Text
+
+    from rcd.cli.live import shade
+
+    out, ends = Text(), set(canvas.pipeline.settings.eos_token_ids)
+    for position in range(max([*canvas.tokens, *canvas.masks], default=-1) + 1):
+        token = canvas.tokens.get(position)
+        if token in ends:
+            break
+        text = None if token is None else canvas.pipeline.decode([token]).strip()
+        if text == "/":
+            out.append("\n")
+        elif text is None:
+            out.append(*shade(canvas.masks.get(position, 0.0)))
+            out.append(" ")
+        else:
+            out.append(f"{text} ", style="bold green" if position in canvas.new else "")
+    return out
+
+
+def _beside(console: Console, texts: dict[str, Text], verdicts: dict[str, str]) -> RenderableType:
     """Both answers in frames: side by side where there is room, else one below the other."""
     from rich.columns import Columns
     from rich.console import Group
     from rich.panel import Panel
 
-    wide = console.width >= WIDE
+    wide = console.width >= (WIDE if any(len(text.plain) > 90 for text in texts.values()) else NARROW)
     panels = [
         Panel(
             text, title=SIDES[side], subtitle=verdicts.get(side), title_align="left", subtitle_align="left",

@@ -37,6 +37,9 @@ class Batching:
     label_padding: str = "block"
     """`block`: filled up with the end token to a whole block, which is learnt (SDAR). `row`: to the step's longest row
     (LLaDA fills up to its batch's). `none`: padding is not learnt."""
+    row_padding: int = 0
+    """With `row`: 0 to so many further end tokens, drawn for each step, so that a model knows canvases that are longer
+    than its answers."""
     pack: int = 0
     """Slots of a row into which several examples are packed; 0: one example a row."""
     seed: int = 0
@@ -72,7 +75,11 @@ class Batches:
         b = self.batching
         rows = self.rows(epoch)
         wanted = [rows[(step * b.total + k) % len(rows)] for k in range(b.total)]
-        longest = max(sum(self._slots(n) for n in row) for row in wanted) if b.label_padding == "row" else 0
+        longest = 0
+        if b.label_padding == "row":
+            longest = max(sum(self._slots(n) for n in row) for row in wanted)
+            drawn = uniform(self._key("row", epoch), torch.tensor(step))
+            longest += int(drawn * (b.row_padding + 1)) // b.block_length * b.block_length
         labels = sum(self._labels(row, longest) for row in wanted)
         count = sum(len(row) for row in wanted)
         own = wanted[process::processes]

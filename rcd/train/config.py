@@ -71,6 +71,7 @@ class TrainConfig:
     noise_per: str = "sequence"
     loss_normaliser: str = "labels"
     label_padding: str = "block"
+    row_padding: int = 0
     pack: bool = False
 
     epochs: float = 1.0
@@ -119,7 +120,7 @@ class TrainConfig:
         number("warmup_ratio", self.warmup_ratio, least=0, most=1)
         number("weight_decay", self.weight_decay, least=0)
         number("clip", self.clip, least=0)
-        for name in ("validation", "min_length", "lora_rank"):
+        for name in ("validation", "min_length", "lora_rank", "row_padding"):
             whole(name, getattr(self, name), least=0)
         if len(self.betas) != 2:
             raise RCDError("betas is a pair such as [0.9, 0.999].")
@@ -163,8 +164,8 @@ class TrainConfig:
         pack = self.max_length // block_length * block_length if self.pack else 0
         return Batching(
             total=self.total_batch, device=self.device_batch, block_length=block_length, pad_token_id=pad_token_id,
-            per=self.noise_per, normaliser=self.loss_normaliser, label_padding=self.label_padding, pack=pack,
-            seed=self.seed,
+            per=self.noise_per, normaliser=self.loss_normaliser, label_padding=self.label_padding,
+            row_padding=self.row_padding, pack=pack, seed=self.seed,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:

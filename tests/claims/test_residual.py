@@ -79,6 +79,14 @@ def test_every_weight_stays_in_the_unit_interval(name: str, scale: float, p: tor
         assert (alpha == 0).all()
 
 
+def test_alpha_most_limits_the_weight_and_leaves_smaller_ones_alone() -> None:
+    p = torch.tensor([[1.0, 0.0, 0.0, 0.0], [0.9, 0.1, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])
+    plain = weights.weight("entropy", p)
+    limited = weights.weight("entropy", p, most=0.3)
+    torch.testing.assert_close(limited, plain.clamp_max(0.3))
+    torch.testing.assert_close(weights.weight("entropy", p, scale=2.0, most=0.3), (2 * plain).clamp_max(0.3))
+
+
 def test_the_eight_weights_are_those_of_the_ablation(p: torch.Tensor) -> None:
     """fig:ablation-on-alpha, (1) to (8)."""
     entropy, top = -(p * p.log()).sum(-1) / math.log(V), p.max(-1).values

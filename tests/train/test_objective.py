@@ -260,6 +260,20 @@ def test_a_trajectory_leaves_the_hard_positions_with_true_tokens_around_them(
     assert loss(objective).isfinite()
 
 
+def test_a_trajectory_may_begin_at_the_random_masks() -> None:
+    target, given = model("llada"), batch()
+    source = ResidualSource(trajectory=1, trajectory_share=1.0, trajectory_from_noise=1.0)
+    objective = Objective(target, source=source, block_length=B)
+    with torch.no_grad():
+        begun = {}
+        for seed in range(8):
+            masked, _, _ = objective._trajectory(objective.frame(given), torch.Generator().manual_seed(seed))
+            begun[int(masked.sum())] = masked
+    rows = given.masked.any(-1)
+    assert torch.equal(begun[max(begun)][rows], given.masked[rows])  # no step was taken
+    assert not (begun[min(begun)][rows] & ~given.masked[rows]).any() and min(begun) < max(begun)
+
+
 def test_gradients_reach_the_target_and_never_the_reference() -> None:
     target, reference = model("sdar"), model("sdar", seed=9)
     loss(Objective(target, carry=Residual(), reference=reference)).backward()
@@ -318,6 +332,17 @@ def test_the_loss_does_not_depend_on_how_a_step_is_split(padding: str, normalise
         assert whole == sum(int(batch.answer.sum()) for batch in batches.step(0, 0))
         losses.append(sum(loss(objective, batch).item() for batch in parts))
     assert losses == pytest.approx([losses[0]] * 4, abs=1e-6)
+
+
+def test_rows_may_be_longer_than_their_answers_by_a_draw_of_the_step() -> None:
+    lengths = set()
+    for epoch in range(20):
+        plain = Batches(EXAMPLES, replace(BATCHING, label_padding="row")).step(epoch, 0)[0]
+        padded = Batches(EXAMPLES, replace(BATCHING, label_padding="row", row_padding=2 * B)).step(epoch, 0)[0]
+        more = padded.ids.shape[1] - plain.ids.shape[1]
+        lengths.add(more)
+        assert padded.answer[:, plain.ids.shape[1] :].all()
+    assert lengths == {0, B, 2 * B}
 
 
 def test_too_few_rows_for_a_step_are_refused() -> None:
