@@ -142,9 +142,7 @@ def _one_problem(
 
     console.print(f"[bold]One of them:[/bold] {_question(problem)}", highlight=False)
     if console.is_terminal:
-        shades = (
-            f"{SHADES[0]} a mask, {' '.join(SHADES[1:])} a mask that carries its last prediction, darker by its weight"
-        )
+        shades = f"{SHADES[0]} a mask, {' '.join(SHADES[1:])} a mask with its last prediction, darker by its weight"
         console.print(shades, style="dim", highlight=False)
     canvases = {side: Canvas(pipeline) for side, pipeline in pipelines.items()}
     streams: dict[str, Iterator[Any]] = {
@@ -247,9 +245,10 @@ def _verdict(sweeps: dict[str, Sweep]) -> str:
         return "\nThe two models' speeds do not overlap on these problems; ask more of them."
     mean, (low, high) = found["mean"], found["range"]
     sure = "" if mean["low"] > 0 or mean["high"] < 0 else " Too few problems to be sure: --problems asks more."
+    points = mean["difference"]
     return (
-        f"\nAt equal tokens per step ({low:.1f} to {high:.1f}), RCD is {mean['difference']:+.1f} points from SeqD, "
-        f"95% interval {mean['low']:+.1f} to {mean['high']:+.1f}.{sure}"
+        f"\nAt equal tokens per step ({low:.1f} to {high:.1f}), RCD solves {abs(points):.1f} points "
+        f"{'more' if points >= 0 else 'fewer'} than SeqD (95% interval {mean['low']:+.1f} to {mean['high']:+.1f}).{sure}"
     )
 
 
