@@ -232,7 +232,21 @@ def run_all(jobs: list[Job], examples: list[Example], options: argparse.Namespac
         time.sleep(0.2)
 
 
+def table(sweeps: dict[str, Sweep]) -> list[str]:
+    """Markdown: accuracy (tokens per step) of every sweep at every threshold."""
+    thresholds = sorted({point.threshold for sweep in sweeps.values() for point in sweep.points})
+    out = [f"| threshold | {' | '.join(sweeps)} |", "|---" * (len(sweeps) + 1) + "|"]
+    for threshold in thresholds:
+        cells = []
+        for sweep in sweeps.values():
+            point = next((point for point in sweep.points if point.threshold == threshold), None)
+            cells.append("" if point is None else f"{point.accuracy:.1f} ({point.tokens_per_step:.2f})")
+        out.append(f"| {threshold:g} | {' | '.join(cells)} |")
+    return out
+
+
 def report(jobs: list[Job], options: argparse.Namespace) -> None:
+    """Tables and figures of the runs that have a sweep: report.md, frontier.png, tokens.png."""
     output, sweeps = Path(options.output), dict[str, Sweep]()
     for job in jobs:
         with suppress(RCDError, FileNotFoundError):
@@ -241,13 +255,18 @@ def report(jobs: list[Job], options: argparse.Namespace) -> None:
         raise SystemExit("no run has a sweep")
     with suppress(ImportError):  # matplotlib: the figures can be drawn later, on another machine
         plots.frontier(list(sweeps.values()), output / "frontier.png", f"{options.problems} held-out problems")
+    page = [f"# {options.problems:,} problems, {options.mix}, seed {options.seed}", "", *table(sweeps)]
+    for task in sorted({task for sweep in sweeps.values() for task in sweep.tasks}):
+        page += ["", f"{task}:", "", *table({name: sweep.only(task) for name, sweep in sweeps.items()})]
     name = options.base.partition("=")[0] if options.base else None
     if name in sweeps:
         for other, sweep in sweeps.items():
             if other != name:
                 found = compare(sweeps[name], sweep)
                 (output / other / "compare.json").write_text(json.dumps(found, indent=1))
+                page += ["", "```", *lines(found), "```"]
                 print("\n".join(lines(found)), flush=True)
+    (output / "report.md").write_text("\n".join(page) + "\n")
     series: dict[str, Any] = {}
     for job in jobs:
         path = output / job.name / "snapshots.jsonl"

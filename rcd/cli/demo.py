@@ -248,7 +248,7 @@ def _verdict(sweeps: dict[str, Sweep]) -> str:
     points = mean["difference"]
     return (
         f"\nAt equal tokens per step ({low:.1f} to {high:.1f}), RCD solves {abs(points):.1f} points "
-        f"{'more' if points >= 0 else 'fewer'} than SeqD (95% interval {mean['low']:+.1f} to {mean['high']:+.1f}).{sure}"
+        f"{'more' if points >= 0 else 'fewer'} than SeqD (95%: {mean['low']:+.1f} to {mean['high']:+.1f}).{sure}"
     )
 
 

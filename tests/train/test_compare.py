@@ -38,3 +38,4 @@ def test_recipes_are_trained_swept_and_compared(tmp_path: Path) -> None:
     again = compare("--output", str(tmp_path / "again"), "--trained", "--problems", "4", "--thresholds", "0.5", "1.0",
                     "--jobs", "1", "--base", *models)  # fmt: skip
     assert "half against tasks-sdar-seqd" in again
+    assert "| threshold | tasks-sdar-seqd | half |" in (tmp_path / "again" / "report.md").read_text()
