@@ -1,20 +1,23 @@
 """Put trained models into rcd/assets, in bfloat16, with a manifest of checksums.
 
-    python scripts/bundle.py sdar-seqd=runs/set/seqd sdar-rcd=runs/set/rcd ... --max-new-tokens 48
+    python scripts/bundle.py sdar-seqd=runs/set/seqd sdar-rcd=runs/set/rcd ...
 
-Each entry is NAME=RUN, where RUN holds `model` (or `target/model`, or `reference/model`).
+Each entry is NAME=RUN, where RUN is a checkpoint or holds `model` (or `target/model`, or `reference/model`); of `model`
+and `model-bfloat16` (scripts/compare.py --store bfloat16) the newer one is taken. A new model takes the old one's place
+when it is written whole.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rcd import api
-from rcd.errors import RCDError
+from rcd.errors import RCDError, whole
 from rcd.models import bundled
 
 ABOUT = {
@@ -28,43 +31,74 @@ ABOUT = {
 
 
 def find(run: Path) -> Path:
-    for place in (run, run / "model-bfloat16", run / "model", run / "target" / "model", run / "reference" / "model"):
-        if (place / "config.json").is_file():
-            return place
-    raise RCDError(f"{run} holds no trained model.")
+    """The trained model of a run."""
+    for places in ((".",), ("model-bfloat16", "model"), ("target/model",), ("reference/model",)):
+        there = [run / place for place in places if (run / place / "config.json").is_file()]
+        if there:
+            return max(there, key=lambda place: (place / "config.json").stat().st_mtime_ns)
+    raise RCDError(f"{run} holds no trained model; name a checkpoint or the folder of a finished run.")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("models", nargs="+", help="NAME=RUN")
-    parser.add_argument("--recipe", help="the recipe's name, for rcd.json", default=None)
-    parser.add_argument("--max-new-tokens", type=int, default=None, help="the answers' default length")
-    options = parser.parse_args()
+def entries_of(texts: Sequence[str]) -> dict[str, Path]:
+    """Name -> the model that is to be bundled."""
+    found: dict[str, Path] = {}
+    for text in texts:
+        name, _, run = text.partition("=")
+        if not (name and run) or "/" in name or name.startswith("."):
+            raise RCDError(f"{text!r} should be NAME=RUN, such as sdar-rcd=runs/set/rcd.")
+        if name in found:
+            raise RCDError(f"two entries are named {name!r}; leave one out.")
+        found[name] = find(Path(run))
+    return found
+
+
+def bundle(name: str, source: Path, max_new_tokens: int | None) -> dict[str, Any]:
+    """Write one model; returns its entry of the manifest."""
+    folder = bundled.ASSETS / name
+    pipeline = api.load(source, device="cpu", dtype="bfloat16")
+    held = pipeline.checkpoint.rcd
+    kept = {"recipe": f"tasks-{name}", "data": held.provenance.get("data"), "steps": held.provenance.get("steps")}
+    # written beside the old one, which goes only when the new one is whole
+    pipeline.save(folder, overwrite=True, provenance=kept, max_new_tokens=max_new_tokens or held.max_new_tokens)
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    print(f"{name}: {sum(file.stat().st_size for file in files) / 1e6:.1f} MB from {source}")
+    return {
+        "about": ABOUT.get(name, name),
+        "parameters": sum(p.numel() for p in pipeline.model.parameters()),
+        "files": {file.name: bundled.checksum(file) for file in files},
+    }
+
+
+def write_manifest(models: dict[str, Any]) -> None:
     path = bundled.ASSETS / bundled.MANIFEST
-    models = json.loads(path.read_text())["models"] if path.is_file() else {}
-    for entry in options.models:
-        name, _, run = entry.partition("=")
-        folder = bundled.ASSETS / name
-        pipeline = api.load(find(Path(run)), device="cpu", dtype="bfloat16")
-        held = pipeline.checkpoint.rcd.provenance
-        kept = {"recipe": f"tasks-{name}", "data": held.get("data"), "steps": held.get("steps")}
-        shutil.rmtree(folder, ignore_errors=True)
-        pipeline.save(folder, provenance=kept, max_new_tokens=options.max_new_tokens)
-        files = sorted(file for file in folder.iterdir() if file.is_file())
-        models[name] = {
-            "about": ABOUT.get(name, name),
-            "parameters": sum(p.numel() for p in pipeline.model.parameters()),
-            "files": {file.name: bundled.checksum(file) for file in files},
-        }
-        print(f"{name}: {sum(file.stat().st_size for file in files) / 1e6:.1f} MB")
-    path.write_text(json.dumps({"models": dict(sorted(models.items()))}, indent=1) + "\n")
+    scratch = path.with_name(f".{path.name}.writing")
+    scratch.write_text(json.dumps({"models": dict(sorted(models.items()))}, indent=1) + "\n")
+    scratch.replace(path)
+
+
+def run(options: argparse.Namespace) -> None:
+    entries = entries_of(options.models)
+    if options.max_new_tokens is not None:
+        whole("--max-new-tokens", options.max_new_tokens, least=1)
+    models = bundled.manifest() if (bundled.ASSETS / bundled.MANIFEST).is_file() else {}
+    for name, source in entries.items():
+        models[name] = bundle(name, source, options.max_new_tokens)
+        write_manifest(models)  # after each, so that it is true of those before one that fails
     total = sum(file.stat().st_size for file in bundled.ASSETS.rglob("*") if file.is_file())
     print(f"together {total / 1e6:.1f} MB")
 
 
-if __name__ == "__main__":
+def main(args: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("models", nargs="+", help="NAME=RUN")
+    parser.add_argument("--max-new-tokens", type=int, help="the answers' default length; else the model's own")
     try:
-        main()
+        run(parser.parse_args(args))
     except RCDError as error:
         print(f"bundle: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

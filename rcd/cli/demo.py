@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 SETS = {"sdar": ("mixed", "arithmetic word problems and 6x6 sudoku"), "llada": ("sudoku", "6x6 sudoku")}
 """Set of bundled models -> (the tasks it was trained for, in words)."""
 SIDES = {"seqd": "SeqD", "rcd": "RCD"}
-MOST = 10_000
+MOST, FEW = 4_000, 30
+"""Problems at most (the test has so many puzzles of their own), and how many are too few for an interval."""
 OTHERS = (0.6, 0.8, 0.95, 0.99)
 """The picture's thresholds, beside the one that was asked for."""
 WIDE, NARROW = 90, 50
@@ -65,12 +66,13 @@ def demo(
         return
 
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console()
     console.print(
         f"[bold]Residual Context Diffusion[/bold] on {SETS[models][1]}, with two small models trained on equally many "
         f"tokens: [bold]SeqD[/bold] throws the predictions away that it does not commit, [bold]RCD[/bold] keeps them. "
-        f"The problems are new: nobody trained on them, or on their templates (--seed {seed} asks them again).\n",
+        f"The problems are new: neither they nor their templates were trained on (--seed {seed} asks them again).\n",
         highlight=False,
     )
     _one_problem(console, pipelines, given[0], threshold, pause if console.is_terminal else 0.0)
@@ -78,8 +80,9 @@ def demo(
     console.print(_table(sweeps, threshold))
     console.print(_verdict(sweeps), highlight=False)
     path = _draw(sweeps, picture or Path("rcd-demo.png"), models, len(given))
+    drawn = "" if path is None else f"The trade-off is drawn in [bold]{escape(str(path))}[/bold]. "
     console.print(
-        f"\nThe trade-off is drawn in [bold]{path}[/bold]. Next: [bold]rcd generate[/bold] with a problem of your own; "
+        f"\n{drawn}Next: [bold]rcd generate[/bold] with a problem of your own; "
         f"[bold]rcd demo --set {next(name for name in SETS if name != models)}[/bold], the other models; "
         "docs/results/bundled.md, the same on thousands of problems.",
         highlight=False,
@@ -245,6 +248,8 @@ def _verdict(sweeps: dict[str, Sweep]) -> str:
         return "\nThe two models' speeds do not overlap on these problems; ask more of them."
     mean, (low, high) = found["mean"], found["range"]
     sure = "" if mean["low"] > 0 or mean["high"] < 0 else " Too few problems to be sure: --problems asks more."
+    if len(sweeps["seqd"].items) < FEW:
+        return f"\n{len(sweeps['seqd'].items)} problems say little about which is better: --problems asks more."
     points = mean["difference"]
     return (
         f"\nAt equal tokens per step ({low:.1f} to {high:.1f}), RCD solves {abs(points):.1f} points "
@@ -252,11 +257,11 @@ def _verdict(sweeps: dict[str, Sweep]) -> str:
     )
 
 
-def _draw(sweeps: dict[str, Sweep], path: Path, models: str, count: int) -> Path:
+def _draw(sweeps: dict[str, Sweep], path: Path, models: str, count: int) -> Path | None:
     from rcd.evaluate import plots
 
     try:
         return plots.frontier(list(sweeps.values()), path, f"{models}: {count} fresh problems of {SETS[models][1]}")
-    except OSError as error:
-        print(f"rcd: note: the picture could not be written ({error})", file=sys.stderr)
-        return path
+    except RCDError as error:  # no matplotlib, no room, no right to write here: the figures are there all the same
+        print(f"rcd: note: no picture: {error}", file=sys.stderr)
+        return None

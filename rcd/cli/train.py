@@ -39,23 +39,27 @@ def train(
 
     one_of("stage", stage, STAGES)
     found = find(recipe)
-    given = found.target.with_settings(_parsed(settings or [], "target", found.target)) if found.target else None
-    reference = reference or (given.reference if given else None)
-    own = given is not None and given.carry is not None and given.residual.recycling > 0
-    stages: dict[str, TrainConfig] = {}
-    if found.base is not None and stage in ("base", "all") and given is not None and given.model == "base":
-        stages["base"] = found.base.with_settings(_parsed(settings or [], "base", found.base))
-    if found.reference is not None and stage in ("reference", "all") and not (reference or (own and stage == "all")):
-        stages["reference"] = found.reference.with_settings(_parsed(settings or [], "reference", found.reference))
-    if given is not None and stage in ("target", "all"):
-        stages["target"] = given
+    written = {"base": found.base, "reference": found.reference, "target": found.target}
+    configs = {name: config.with_settings(_parsed(settings or [], name, config)) for name, config in written.items()
+               if config is not None}  # fmt: skip
+    _check_stages(settings or [], list(configs))
+    target = configs.get("target")
+    if target is not None and target.model == "base" and "base" not in configs:
+        raise RCDError(f"the recipe {found.name} has no base, so model=base means nothing; name a checkpoint.")
+    reference = reference or (target.reference if target else None)
+    wanted = {
+        "base": target is not None and target.model == "base",
+        "reference": stage == "reference" or (reference is None and (target is None or target.needs_reference)),
+        "target": True,
+    }
+    stages = {name: config for name, config in configs.items() if stage in (name, "all") and wanted[name]}
     if not stages:
         raise RCDError(f"the recipe {found.name} has no stage {stage!r} to train here.")
     if dry_run:
         from rcd.train.plan import plan
 
         for name, config in stages.items():
-            print("\n".join(plan(name, config)))
+            print("\n".join(plan(name, config, base=configs.get("base"))))
         return
     if output is None:
         raise RCDError("name the run's folder with --output.")
@@ -72,6 +76,14 @@ def _leave() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def _check_stages(settings: list[str], stages: list[str]) -> None:
+    """A setting that is given for one stage needs a recipe that has it."""
+    for text in settings:
+        which = text.partition("=")[0].partition(".")[0]
+        if which in STAGES and which not in stages:
+            raise RCDError(f"--set {text}: the recipe has no stage {which!r}; it has: {', '.join(stages)}.")
 
 
 def _parsed(settings: list[str], stage: str, config: TrainConfig) -> dict[str, Any]:

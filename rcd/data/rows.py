@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def rows_of(source: str, split: str = "train") -> Iterator[Row]:
 
 
 def _count(source: str, text: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal():
         raise RCDError(f"a generated data set is sums:N or tasks:MIX:N with a whole number N, not {source!r}.")
     return int(text)
 
@@ -68,7 +69,7 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 yield f"line {number}", row
     except json.JSONDecodeError as error:
         raise RCDError(f"line {number} of {path} is not valid JSON ({error.msg}); mend it.") from error
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise RCDError(f"{path} cannot be read after line {number} ({error}).") from error
 
 

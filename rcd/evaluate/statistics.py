@@ -104,11 +104,6 @@ class Sweep:
         return sorted((point.tokens_per_step, point.accuracy) for point in self.points)
 
     @property
-    def slowest(self) -> Point:
-        """The point of the fewest tokens per step (of several, that of the highest threshold)."""
-        return min(self.points, key=lambda point: (point.tokens_per_step, -point.threshold))
-
-    @property
     def best(self) -> float:
         """The highest accuracy of any point."""
         return max(point.accuracy for point in self.points)
@@ -144,7 +139,9 @@ class Sweep:
         path = Path(path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows]), encoding="utf-8")
+            scratch = path.with_name(f".{path.name}.writing")  # whole or not at all
+            scratch.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows]), encoding="utf-8")
+            scratch.replace(path)
         except OSError as error:
             raise RCDError(f"the sweep cannot be written to {path} ({error}); give another path.") from error
         return path
@@ -197,7 +194,8 @@ def aup(points: Curve, best: float | None = None, floor: float | None = None) ->
     with W = min(exp(-3 (1 - y / y_max)), 1), over the points with y >= floor, sorted by rho.
 
     `best` is y_max over all methods compared (None: the method's own); `floor` is y_1 - 5 (None: of its own y_1).
-    Nothing kept gives 0.
+    Nothing kept gives 0. Where a floor takes away the slowest point, what is left of the curve does not get the full
+    credit of a first point: its y is weighted, too.
     """
     if not points:
         raise RCDError("AUP needs at least one point (tokens per step, accuracy in percent).")
@@ -207,8 +205,9 @@ def aup(points: Curve, best: float | None = None, floor: float | None = None) ->
     kept = [(rho, y) for rho, y in ordered if y >= cut - EPSILON]
     if not kept or y_max <= 0:
         return 0.0
-    area = kept[0][0] * kept[0][1]
     weighted = [(rho, y * min(math.exp(-STEEPNESS * (1 - y / y_max)), 1.0)) for rho, y in kept]
+    first = kept if kept[0] == ordered[0] else weighted
+    area = first[0][0] * first[0][1]
     for (rho_0, y_0), (rho_1, y_1) in pairwise(weighted):
         area += (rho_1 - rho_0) * (y_0 + y_1) / 2
     return area
@@ -250,10 +249,12 @@ def mcnemar(gained: int, lost: int) -> float:
     return min(1.0, 2 * total / 2**n)
 
 
-def one_token(base: Sweep, other: Sweep) -> dict[str, Any]:
-    """`paired` at each model's slowest point: at threshold 1, one token a step."""
+def one_token(base: Sweep, other: Sweep) -> dict[str, Any] | None:
+    """`paired` at threshold 1, where every step commits one token; None where a sweep does not have it."""
     check_same_items(base, other)
-    a, b = base.slowest, other.slowest
+    a, b = (next((point for point in sweep.points if point.threshold == 1), None) for sweep in (base, other))
+    if a is None or b is None:
+        return None
     return {
         "base": a.accuracy, "other": b.accuracy, "thresholds": [a.threshold, b.threshold],
         "tokens_per_step": [a.tokens_per_step, b.tokens_per_step], **paired(a.right, b.right),
@@ -265,22 +266,24 @@ def matched(
 ) -> dict[str, Any]:
     """y_other(rho) - y_base(rho) at matched tokens per step, each y interpolated linearly in its sweep.
 
-    `shared` is [max of the lowest rho, min of the highest]; `range` the useful part of it, where
-    y_base(rho) >= y_base's best / 2 (None when there is none); `points` the differences at `at` (None: at 9 places
-    evenly over `range`); `mean` the mean difference over `range`. The 95% intervals are percentiles of a bootstrap over
-    items in which both accuracies and both tokens per step are computed anew."""
+    `shared` is [max of the lowest rho, min of the highest]; `range` the useful part of it, from its beginning to where
+    y_base(rho) first falls below y_base's best / 2 (None when there is none); `points` the differences at `at` (None:
+    at 9 places evenly over `range`); `mean` the mean difference over `range`. The 95% intervals are percentiles of a
+    bootstrap over items in which both accuracies and both tokens per step are computed anew."""
     check_same_items(base, other)
     whole("resamples", resamples, least=1)
     a, b = _Curve.of(base), _Curve.of(other)
     low, high = max(a.rho.min(), b.rho.min()), min(a.rho.max(), b.rho.max())
     outside = [rho for rho in at or () if not low <= rho <= high]
+    if outside and low > high:
+        raise RCDError("the two sweeps have no tokens per step in common; sweep more thresholds.")
     if outside:
         raise RCDError(
             f"{outside[0]:g} tokens per step lies outside what both sweeps cover ({low:.3g} to {high:.3g}); "
             "ask within it, or sweep more thresholds."
         )
     grid = np.linspace(low, high, GRID) if low <= high else np.empty(0)
-    useful = grid[a.at(grid) >= base.best / 2]
+    useful = grid[np.logical_and.accumulate(a.at(grid) >= base.best / 2)]
     result: dict[str, Any] = {"shared": [float(low), float(high)] if len(grid) else None, "range": None}
     if len(useful):
         result["range"] = [float(useful[0]), float(useful[-1])]

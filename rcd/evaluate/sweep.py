@@ -27,9 +27,11 @@ TOLERANCES = (0.0, 1.0)
 
 
 def steps_of(result: Generation) -> int:
-    """denoising + start + reference passes: every pass that commits or prepares a residual. A method's start pass is
-    part of its price."""
-    return result.counts.denoising + result.counts.start + result.counts.reference
+    """Every pass that commits or prepares a residual: denoising, start passes, and a reference's passes but for its own
+    prefill and stores (it has as many as the target). A method's start pass is part of its price."""
+    counts = result.counts
+    prepared = max(0, counts.reference - counts.prefill - counts.store)
+    return counts.denoising + counts.start + prepared
 
 
 def run_point(
@@ -147,9 +149,10 @@ def lines(comparison: dict[str, Any]) -> list[str]:
     for name, part in parts.items():
         one, pairs, areas, fast = part["one_token"], part["matched"], part["aup"], part["speedup"]
         text += ["", f"{name}: {part['items']} items"]
-        text.append(
-            f"  one token a step     {one['base']:5.1f} -> {one['other']:5.1f}  {_interval(one)}  p {one['p']:.3g}"
-        )
+        if one is not None:
+            text.append(
+                f"  one token a step     {one['base']:5.1f} -> {one['other']:5.1f}  {_interval(one)}  p {one['p']:.3g}"
+            )
         for row in pairs["points"]:
             at = f"{row['tokens_per_step']:.2f} tokens a step"
             text.append(f"  {at:<20} {row['base']:5.1f} -> {row['other']:5.1f}  {_interval(row)}")

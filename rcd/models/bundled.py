@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 
 
 def manifest() -> dict[str, Any]:
-    """Name -> {about, files: {file: sha256}}."""
+    """Name -> {about, parameters, files: {file: sha256}}."""
     path = ASSETS / MANIFEST
     if not path.is_file():
         raise RCDError(
@@ -27,9 +27,13 @@ def manifest() -> dict[str, Any]:
             "package, or name a checkpoint of your own with --model."
         )
     models = read_json(path).get("models")
-    if not isinstance(models, dict):
-        raise RCDError(f"{path} lists no models; install the package again.")
-    return models
+    good = isinstance(models, dict) and all(
+        isinstance(entry, dict) and isinstance(entry.get("files"), dict) and "about" in entry
+        for entry in models.values()
+    )
+    if not good or models is None:
+        raise RCDError(f"{path} is damaged; install the package again.")
+    return dict(models)
 
 
 def folder_of(name: str) -> Path:

@@ -40,7 +40,7 @@ def _from_yaml(path: Path, within: tuple[str, ...]) -> Recipe:
         content: Any = yaml.safe_load(path.read_text())
     except OSError as error:
         raise RCDError(f"there is no recipe file {path}; `rcd list recipe` names the built-in ones.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise RCDError(f"{path} is not valid YAML ({str(error).splitlines()[0]}).") from error
     if not isinstance(content, dict):
         raise RCDError(f"{path} should hold a mapping with base, target and reference.")

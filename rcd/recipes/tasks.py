@@ -17,7 +17,7 @@ from rcd.train.residuals import ResidualSource
 TRAJECTORIES = ResidualSource(trajectory=6, trajectory_share=1.0, trajectory_from_noise=0.5)
 """Both SeqD and RCD are trained on states that their own decoding visits."""
 EXTRA_COMPUTE = 1.15
-"""RCD's training steps take 6-10% longer than SeqD's on the same trajectories (docs/log.md); rounded up."""
+"""RCD's training steps take 6 to 12% longer than SeqD's on the same trajectories (docs/log.md); rounded up."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,16 @@ def _shape(width: int, heads: int) -> dict[str, int]:
 
 SETS = {
     "sdar": Set(
-        TrainConfig(model="toy:sdar", block_length=32, label_padding="block", data="tasks:mixed:300000"),
+        TrainConfig(
+            model="toy:sdar", block_length=32, label_padding="block", data="tasks:mixed:300000", max_new_tokens=48
+        ),
         shape=_shape(320, 5), smaller=_shape(128, 2), base_steps=4500, steps=1700,
         carry=Residual(alpha_scale=4, alpha_most=0.25),
     ),
     "llada": Set(
         TrainConfig(
-            model="toy:llada", label_padding="row", loss_normaliser="example", data="tasks:sudoku:200000"
+            model="toy:llada", label_padding="row", loss_normaliser="example", data="tasks:sudoku:200000",
+            max_new_tokens=42,
         ),
         shape=_shape(192, 4), smaller=_shape(96, 2), base_steps=3000, steps=2000,
         carry=Residual(alpha_scale=4, alpha_most=0.3),

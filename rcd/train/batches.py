@@ -6,8 +6,10 @@ example. A resumed run sees what the unbroken one saw, and two processes togethe
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -52,7 +54,8 @@ class Batches:
         self._lengths = torch.tensor([len(example.ids) for example in examples], dtype=torch.long)
         self._prompts = torch.tensor([example.prompt for example in examples], dtype=torch.long)
         self._offsets = self._lengths.cumsum(0) - self._lengths
-        self._ids = torch.tensor([token for example in examples for token in example.ids], dtype=torch.long)
+        flat = array("i", chain.from_iterable(example.ids for example in examples))
+        self._ids = torch.frombuffer(flat, dtype=torch.int32) if flat else torch.zeros(0, dtype=torch.int32)
         if len(self.rows(0)) < batching.total:
             raise RCDError(
                 f"a step takes total_batch = {batching.total} rows, and the data gives {len(self.rows(0))}; lower "
@@ -139,7 +142,8 @@ class Batches:
         labelled = used if b.label_padding == "none" else size[which]
         answer = (position >= prompt) & (position < labelled)
         real = position < used
-        ids = torch.where(real, self._ids[self._offsets[number] + torch.where(real, position, 0)], b.pad_token_id)
+        held = self._ids[self._offsets[number] + torch.where(real, position, 0)].long()
+        ids = torch.where(real, held, b.pad_token_id)
         key = self._key("noise", epoch)
         masked, p_mask = draw(key, number, position, position // b.block_length, answer, b.per)
         if b.normaliser == "labels":

@@ -43,7 +43,7 @@ class TrainConfig:
     recipe's first stage has trained."""
     toy: dict[str, int] = field(default_factory=dict)
     data: str = "sums:2000"
-    """A JSONL file, a hub data set, or `sums:N`."""
+    """A JSONL file, a hub data set, or generated: `tasks:MIX:N`, `sums:N`."""
     split: str = "train"
     prompt_field: str = "prompt"
     response_field: str = "response"
@@ -61,7 +61,9 @@ class TrainConfig:
     """None: SeqD."""
     residual: ResidualSource = field(default_factory=ResidualSource)
     reference: str | None = None
-    """The reference's checkpoint; in a recipe with two stages, the first one's."""
+    """The reference's checkpoint; `reference` is the one of the recipe's own stage."""
+    max_new_tokens: int | None = None
+    """The length of an answer, for rcd.json: a bidirectional model knows only canvases like those of its training."""
 
     block_length: int | None = None
     mask_token_id: int | None = None
@@ -126,8 +128,18 @@ class TrainConfig:
             raise RCDError("betas is a pair such as [0.9, 0.999].")
         for beta in self.betas:
             number("betas", beta, least=0, most=0.999999)
+        if self.max_new_tokens is not None:
+            whole("max_new_tokens", self.max_new_tokens, least=1)
+        if self.row_padding and self.label_padding != "row":
+            raise RCDError("row_padding is for label_padding=row; set that, or leave it out.")
         if self.pack and (self.label_padding == "row" or self.residual.trajectory):
             raise RCDError("pack does not go with label_padding=row or with residual.trajectory; leave one out.")
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether any step reads a reference's residuals."""
+        own = self.residual.recycling > 0 or (self.residual.trajectory > 0 and self.residual.trajectory_share == 1)
+        return self.carry is not None and not own
 
     def with_settings(self, settings: dict[str, Any]) -> TrainConfig:
         """The same with some values replaced; dotted names reach into `carry`, `residual` and `toy`."""

@@ -33,6 +33,7 @@ def write_trained(
         carry=None if config.carry is None else describe(config.carry),
         block_length=start.model.settings.block_length,
         stage="reference" if config.carry is None else "target",
+        max_new_tokens=config.max_new_tokens or start.rcd.max_new_tokens,
         provenance={"trained_from": config.model, "data": config.data, "steps": steps, "reference": config.reference},
     )
     return save(replace(start, rcd=rcd), folder, overwrite=overwrite, state=state)
@@ -47,7 +48,7 @@ def export_checkpoint(run: Path, content: dict[str, Any], output: Path, step: in
     if step not in store.steps():
         raise RCDError(f"{run} has no checkpoint of step {step}; there are: {', '.join(map(str, store.steps()))}.")
     config = read_config(content)
-    start = load_start(config, torch.device("cpu"))
+    start = load_start(config, torch.device("cpu"), run.parent)
     if config.lora_rank:
         add_lora(start.model, config.lora_rank, config.lora_alpha, config.seed)
     state = {f"model.{name}": tensor for name, tensor in start.model.state_dict().items()}

@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.errors import RCDError
 from rcd.models.checkpoint import open_checkpoint
 from rcd.models.source import shapes
 from rcd.train.config import TrainConfig
+from rcd.train.stage import BASE
 
 H100_FLOPS = 989e12
+CHARACTERS = 3.5
+"""Of a token, where there is no tokenizer to ask."""
+SAMPLE = 2000
 ASSUMED_MFU = 0.4
 
 
-def plan(name: str, config: TrainConfig, gpus: int = 8) -> list[str]:
-    """Lines for a reader. Without the checkpoint or the data at hand, what cannot be known is said to be unknown."""
+def plan(name: str, config: TrainConfig, gpus: int = 8, base: TrainConfig | None = None) -> list[str]:
+    """Lines for a reader. Without the checkpoint or the data at hand, what cannot be known is said to be unknown.
+    `base` is the recipe's first stage, which a target may start from."""
     out = [f"{name}: {config.model}, data {config.data}, {'RCD' if config.carry else 'SeqD'}"]
-    count, why = _parameters(config)
+    start = base if base is not None and config.model == BASE else config
+    count, why = _parameters(start)
     out.append(f"  parameters        {f'{count:,}' if count else f'unknown ({why})'}")
-    examples, tokens, why = _data(config)
+    examples, tokens, why = _data(config, start)
     steps = config.max_steps
     if steps is None and examples:
         steps = max(1, round(config.epochs * max(1, (examples - config.validation) // config.total_batch)))
@@ -28,11 +35,12 @@ def plan(name: str, config: TrainConfig, gpus: int = 8) -> list[str]:
     if count:
         state = count * 16 / gpus  # fp32 parameters, gradients and two moments, sharded
         out.append(f"  memory per GPU    {state / 2**30:.1f} GiB of state over {gpus} GPUs, activations not counted")
-    if config.carry and not config.residual.recycling:
+    if config.needs_reference:
         out.append("                    and the reference whole on every GPU")
     if count and steps and examples:
         computed = steps * config.total_batch * tokens / examples * 2  # the text and its noisy copy
-        cost = 6 * count * computed * (1.4 if config.carry else 1.0)
+        passes = config.residual.trajectory / 2 * config.residual.trajectory_share / 3  # forward alone, on average
+        cost = 6 * count * computed * (1.4 if config.needs_reference else 1.0 + passes)
         hours = cost / (gpus * H100_FLOPS * ASSUMED_MFU) / 3600
         out.append(f"  hours             {hours:.1f} on {gpus} x H100 at {ASSUMED_MFU:.0%} utilisation")
     return out
@@ -40,11 +48,9 @@ def plan(name: str, config: TrainConfig, gpus: int = 8) -> list[str]:
 
 def _parameters(config: TrainConfig) -> tuple[int | None, str]:
     if config.model.startswith("toy:"):
-        from rcd.data.sums import character_tokenizer
         from rcd.models.toy import toy
 
-        words = character_tokenizer()
-        shape: dict[str, Any] = {**config.toy, "vocab": len(words)}
+        shape: dict[str, Any] = {**config.toy, "vocab": len(generated_tokenizer(config.data))}
         model = toy(config.model.removeprefix("toy:"), **shape).model
         return sum(p.numel() for p in model.parameters()), ""
     try:
@@ -56,15 +62,23 @@ def _parameters(config: TrainConfig) -> tuple[int | None, str]:
     return None, "a GGUF file"
 
 
-def _data(config: TrainConfig) -> tuple[int | None, int, str]:
-    from rcd.data.rows import rows_of
-
+def _data(config: TrainConfig, start: TrainConfig) -> tuple[int | None, int, str]:
+    """(examples, tokens, why they are unknown), from the first few thousand of generated ones."""
+    generated, count = config.data.split(":"), None
+    source = config.data
+    if generated[0] in ("tasks", "sums") and generated[-1].isdecimal():
+        count = int(generated[-1])
+        source = ":".join([*generated[:-1], str(min(count, SAMPLE))])
     try:
-        sizes: list[Any] = [
-            len(str(row.get(config.prompt_field))) + len(str(row.get(config.response_field)))
-            for _, row in rows_of(config.data, config.split)
+        texts: list[str] = [
+            f"{row.get(config.prompt_field)} {row.get(config.response_field)}"
+            for _, row in rows_of(source, config.split)
         ]
     except RCDError as error:
         return None, 0, str(error).rstrip(".")
-    characters = 1 if config.model.startswith("toy:") else 3.5
-    return len(sizes), int(sum(sizes) / characters), ""
+    if start.model.startswith("toy:"):
+        sizes = [len(ids) for ids in generated_tokenizer(config.data)(texts)["input_ids"]]
+    else:
+        sizes = [round(len(text) / CHARACTERS) for text in texts]
+    examples = len(texts) if count is None else count
+    return examples, sum(sizes) * examples // max(1, len(texts)), ""

@@ -16,10 +16,7 @@ from rcd.models.checkpoint import pick_device
 from rcd.models.settings import read_json
 from rcd.train.config import RESUMABLE, TrainConfig
 from rcd.train.loop import Sigterm, Stopped, Trainer
-from rcd.train.stage import Stage
-
-BASE = "base"
-"""As a target's model: what the recipe's own first stage has trained."""
+from rcd.train.stage import REFERENCE, Stage
 
 
 def run(
@@ -48,20 +45,16 @@ def run(
     with Sigterm() as sigterm:
         for name, config in stages.items():
             folder = output / name
-            if config.model == BASE:
-                config = replace(config, model=str(output / "base" / "model"))
-                if not (output / "base" / "model").is_dir():
-                    raise RCDError(f"{name} starts from the recipe's base, and {output} has none; use --stage all.")
-            if name == "target" and config.carry is not None and not config.residual.recycling:
-                trained = output / "reference" / "model"
-                config = replace(config, reference=reference or (str(trained) if trained.is_dir() else None))
+            if name == "target" and config.needs_reference:
+                own = REFERENCE if (output / REFERENCE / "model").is_dir() else None
+                config = replace(config, reference=reference or own)
             if main:
                 _check_folder(folder, config, resume, say)
             accelerator.wait_for_everyone()
             if resume and (folder / "model" / "config.json").is_file():
                 say(f"{name}: already trained")
                 continue
-            built = Stage.of(config, accelerator.device)
+            built = Stage.of(config, accelerator.device, output)
             for line in built.report.lines():
                 say(f"{name}: {line}")
             if config.total_batch % (config.device_batch * accelerator.num_processes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,10 @@ from rcd.models.toy import toy
 from rcd.train.batches import Batches
 from rcd.train.config import TrainConfig
 
+BASE, REFERENCE = "base", "reference"
+OWN = (BASE, REFERENCE)
+"""As the name of a model: what that stage of the same run has trained."""
+
 
 @dataclass
 class Stage:
@@ -31,16 +36,18 @@ class Stage:
     report: Report
 
     @classmethod
-    def of(cls, config: TrainConfig, device: torch.device) -> Stage:
-        """Load models and data; bad input is refused here, before any work."""
-        checkpoint = load_start(config, device)
+    def of(cls, config: TrainConfig, device: torch.device, home: Path | None = None) -> Stage:
+        """Load models and data; bad input is refused here, before any work. `home` is the run's folder, in which the
+        models of its own stages are found."""
+        checkpoint = load_start(config, device, home)
         second = None
-        path = config.reference
-        if config.carry is not None and not config.residual.recycling and (path or not config.residual.trajectory):
-            if path is None:
+        if config.needs_reference:
+            if config.reference is None and not config.residual.trajectory:
                 raise RCDError("stage 2 needs a reference: train one first (--stage all) or name one with --reference.")
-            second = ckpt.load(path, device=device, block_length=config.block_length)
-            check_pair(checkpoint, second)
+            if config.reference is not None:  # without one, the steps that are no trajectories have no residual
+                path = found(config.reference, home)
+                second = ckpt.load(path, device=device, block_length=config.block_length)
+                check_pair(checkpoint, second)
         if checkpoint.tokenizer is None:
             raise RCDError(f"{config.model} has no tokenizer, and training texts need one.")
         eos = checkpoint.model.settings.eos_token_ids
@@ -69,7 +76,17 @@ class Stage:
         return Batches(self.examples, batching)
 
 
-def load_start(config: TrainConfig, device: torch.device) -> Checkpoint:
+def found(model: str, home: Path | None) -> str:
+    """Where a checkpoint is: `base` and `reference` are what those stages of the same run have trained."""
+    if model not in OWN:
+        return model
+    path = None if home is None else home / model / "model"
+    if path is None or not path.is_dir():
+        raise RCDError(f"this stage starts from the run's own {model}, which is not in {home}; use --stage all.")
+    return str(path)
+
+
+def load_start(config: TrainConfig, device: torch.device, home: Path | None = None) -> Checkpoint:
     """The checkpoint that training starts from, with fp32 parameters that learn."""
     if config.model.startswith("toy:"):
         family, tokenizer = config.model.removeprefix("toy:"), generated_tokenizer(config.data)
@@ -85,7 +102,7 @@ def load_start(config: TrainConfig, device: torch.device) -> Checkpoint:
             raise RCDError(f"this is no shape for a toy: {config.toy} ({error}).") from error
     else:
         start = ckpt.load(
-            config.model, device=device, dtype="float32", block_length=config.block_length,
+            found(config.model, home), device=device, dtype="float32", block_length=config.block_length,
             mask_token_id=config.mask_token_id, attention=config.attention,
         )  # fmt: skip
     for parameter in start.model.parameters():

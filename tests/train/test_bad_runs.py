@@ -106,7 +106,7 @@ def test_some_bad_rows_are_reported_and_the_rest_is_trained(tmp_path: Path, caps
         (["model=toy:xyz"], "unknown family 'xyz'"),
         (["toy.foo=1"], "this is no shape for a toy"),
         (["seed=abc"], "seed should be int, not 'abc'"),
-        (["data=sums:abc"], "sums:N with a whole number"),
+        (["data=sums:abc"], "sums:N or tasks:MIX:N with a whole number"),
         (["attention=bidirectional"], "attention and mask_token_id are for checkpoints"),
         (["total_batch=512"], "total_batch = 512 rows, and the data gives 280"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,7 +76,14 @@ def test_aup_own_and_shared_by_hand() -> None:
     assert found["bad"]["shared"] == 0  # nothing reaches 75
     # late: own cut 69 keeps all; 74 + (74 * 0.798516 + 65.4138) / 2 + (65.4138 + 48.1102) / 2 = 74 + 62.2520 + 56.7620
     assert found["late"]["own"] == pytest.approx(193.0140, abs=1e-3)
-    assert found["late"]["shared"] == 2 * 76  # only (2, 76) is kept: its own rho and y
+    # only (2, 76) is kept, and since a slower point was lost its y is weighted: 2 * 65.4138
+    assert found["late"]["shared"] == pytest.approx(130.8276, abs=1e-3)
+
+
+def test_a_better_curve_never_has_a_smaller_shared_aup() -> None:
+    best = [(1.0, 80.0), (2.0, 80.0)]
+    worse, better = ([(1.0, y), (2.0, 76.0)] for y in (74.0, 76.0))
+    assert aup_all({"a": best, "b": worse})["b"]["shared"] < aup_all({"a": best, "b": better})["b"]["shared"]
 
 
 def test_paired_and_mcnemar() -> None:
@@ -122,7 +130,8 @@ def test_identical_sweeps_differ_by_exactly_nothing() -> None:
     found = matched(base, base, resamples=200)
     for row in [*found["points"], found["mean"]]:
         assert (row["difference"], row["low"], row["high"]) == (0, 0, 0)
-    assert one_token(base, base)["difference"] == 0 and speedup(base, base, 1.0) == 1.0
+    one = one_token(base, base)
+    assert one is not None and one["difference"] == 0 and speedup(base, base, 1.0) == 1.0
 
 
 def test_no_shared_range_is_said() -> None:
@@ -163,9 +172,12 @@ def test_the_bootstrap_follows_its_seed() -> None:
     assert matched(base, other, resamples=300, seed=1) != matched(base, other, resamples=300, seed=2)
 
 
-def test_one_token_takes_the_slowest_points() -> None:
-    found = one_token(sweep("a", [(3, 90), (1, 70)]), sweep("b", [(1, 75), (2, 90)]))
+def test_one_token_is_threshold_1() -> None:
+    found = one_token(sweep("a", [(1, 70), (3, 90)]), sweep("b", [(1, 75), (2, 90)]))
+    assert found is not None
     assert (found["base"], found["other"], found["difference"]) == (70, 75, pytest.approx(5))
+    without = sweep("c", [(1, 70), (2, 80)])
+    assert one_token(sweep("a", [(1, 70), (3, 90)]), replace(without, points=without.points[1:])) is None
     assert found["p"] == pytest.approx(2 / 32)  # five gained, none lost
 
 

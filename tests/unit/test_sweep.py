@@ -82,7 +82,7 @@ def test_a_sweep(pipeline: Pipeline) -> None:
     found = run_sweep(pipeline, iter(PROBLEMS), (0.5, 1.0), CONFIG, name="toy", batch=3, say=heard.append)
     assert [point.threshold for point in found.points] == [0.5, 1.0]
     assert found.items == ["p0", "p1", "p2", "p3", "p4"] and found.mix == "words"
-    assert found.slowest.threshold == 1.0 and found.slowest.tokens_per_step <= 1.0
+    assert found.points[-1].threshold == 1.0 and found.points[-1].tokens_per_step <= 1.0
     assert found.settings["max_new_tokens"] == 16 and found.settings["block_length"] == 8
     assert len(heard) == 2 and heard[0].startswith("toy: threshold 0.5")
     json.dumps(found.settings)

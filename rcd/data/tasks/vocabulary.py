@@ -10,7 +10,7 @@ MARKS = [*".,?:", *(f" {mark}" for mark in "+-*/=_")]
 
 
 def task_tokenizer() -> Any:
-    """Text round-trips exactly; the last three ids are the mask, the turn's end and the text's end."""
+    """The tasks' texts round-trip exactly; the last three ids are the mask, the turn's end and the text's end."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
