@@ -60,6 +60,8 @@ def _first_sentence(kind: str, name: str) -> str:
         start = "; causal, the start of an adaptation" if part.causal else ""
         return f"{part.attention} attention on {part.backbone}{start}"
     if kind == "recipe":
+        if part().about:
+            return str(part().about)
         part = getattr(part, "func", part)  # a partial has its function's words
     documented = inspect.getmodule(part) if kind == "carry" else part
     text = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())

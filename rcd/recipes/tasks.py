@@ -76,28 +76,38 @@ def _smaller(family: str) -> TrainConfig:
 
 def _base(family: str) -> Recipe:
     """The pretraining alone."""
-    return Recipe(f"tasks-{family}-base", _pretrained(family))
+    return Recipe(f"tasks-{family}-base", _pretrained(family), about="what the bundled models of the set start from")
 
 
 def _reference(family: str) -> Recipe:
     """The smaller reference alone."""
-    return Recipe(f"tasks-{family}-reference", None, _smaller(family))
+    about = f"bundled:{family}-reference, the smaller reference"
+    return Recipe(f"tasks-{family}-reference", None, _smaller(family), about=about)
 
 
 def _seqd(family: str, name: str = "seqd", source: ResidualSource = TRAJECTORIES, longer: float = 1.0) -> Recipe:
-    """The bundled baseline, which sees its own trajectories as RCD does; or without them, or with more steps."""
+    """SeqD on its own trajectories; or on random masks, or with more steps."""
     config = _tuned(family)
     steps = round((config.max_steps or 0) * longer)
     target = replace(config, residual=source, max_steps=steps)
-    return Recipe(f"tasks-{family}-{name}", target, base=_pretrained(family))
+    about = {
+        "seqd": f"bundled:{family}-seqd, the baseline, which sees its own trajectories as RCD does",
+        "seqd-plain": "the baseline on random masks alone",
+        "seqd-longer": f"the baseline with RCD's extra compute ({longer} times the steps)",
+    }[name]
+    return Recipe(f"tasks-{family}-{name}", target, base=_pretrained(family), about=about)
 
 
 def _rcd(
     family: str, name: str = "rcd", carry: Residual | None = None, source: ResidualSource = TRAJECTORIES
 ) -> Recipe:
-    """The bundled target, on its own trajectories; or, on random masks with a reference's residuals, as the paper."""
+    """RCD on its own trajectories; or on random masks with a reference's residuals, as the paper."""
     target = replace(_tuned(family), carry=carry or SETS[family].carry, residual=source)
-    return Recipe(f"tasks-{family}-{name}", target, _smaller(family), _pretrained(family))
+    about = {
+        "rcd": f"bundled:{family}-rcd, residual context on the model's own trajectories",
+        "paper": "the paper's recipe: random masks, a reference's residuals, alpha x 1",
+    }[name]
+    return Recipe(f"tasks-{family}-{name}", target, _smaller(family), _pretrained(family), about)
 
 
 sdar_base, llada_base = (partial(_base, family) for family in SETS)

@@ -73,7 +73,7 @@ def test_every_recipe_has_its_own_name(name: str) -> None:
 
 def test_a_yaml_recipe_changes_what_it_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("base: smoke\ntarget: {max_steps: 7, residual.dropout: 0.25}\nreference: {seed: 3}\n")
+    path.write_text("extends: smoke\ntarget: {max_steps: 7, residual.dropout: 0.25}\nreference: {seed: 3}\n")
     recipe = find(str(path))
     assert recipe.target is not None
     assert (recipe.target.max_steps, recipe.target.residual.dropout) == (7, 0.25)
@@ -90,8 +90,9 @@ def test_a_yaml_recipe_changes_what_it_names(tmp_path: Path) -> None:
         ("- 1", "should hold a mapping"),
         ("a: [", "not valid YAML"),
         ("target: {total_batch: 0}", "total_batch must be a whole number"),
-        ("base: 5", "5 is no base for a recipe"),
-        ("base: SELF", "is no base for a recipe"),
+        ("extends: 5", "cannot extend 5"),
+        ("extends: SELF", "cannot extend"),
+        ("base: smoke", "the recipe it builds on is `extends`"),
         ("target: [1]", "should be a mapping"),
         ("target: {residual: 5}", "set the parts of residual one by one"),
         ("target: {clip: foo}", "clip should be float, not 'foo'"),
@@ -99,7 +100,7 @@ def test_a_yaml_recipe_changes_what_it_names(tmp_path: Path) -> None:
         ("target: {validation: -5}", "validation must be a whole number of 0 or more"),
         ("target: {residual.recycling: -1}", "residual.recycling must be"),
         ("target: {pack: true, label_padding: row}", "pack does not go with"),
-        ("base: smokes", "unknown recipe 'smokes'.*did you mean 'smoke'"),
+        ("extends: smokes", "unknown recipe 'smokes'.*did you mean 'smoke'"),
     ],
 )
 def test_a_bad_yaml_recipe_gets_one_sentence(tmp_path: Path, content: str, match: str) -> None:
@@ -111,6 +112,6 @@ def test_a_bad_yaml_recipe_gets_one_sentence(tmp_path: Path, content: str, match
 
 def test_a_rate_written_as_yaml_reads_it_is_a_number(tmp_path: Path) -> None:
     path = tmp_path / "rate.yaml"
-    path.write_text("base: smoke\ntarget: {learning_rate: 1e-5}\n")
+    path.write_text("extends: smoke\ntarget: {learning_rate: 1e-5}\n")
     target = find(str(path)).target
     assert target is not None and target.learning_rate == 1e-5

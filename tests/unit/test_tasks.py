@@ -61,7 +61,7 @@ def test_every_equation_is_true_and_made_of_what_is_known(split: str) -> None:
         body, answer = item.solution.split(" Answer: ")
         steps = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)\.", body)
         assert " ".join(f"{a} {sign} {b} = {c}." for a, sign, b, c in steps) == body
-        assert 2 <= len(steps) <= 9
+        assert 2 <= len(steps) <= words.MOST_EQUATIONS == 4
         used: set[int] = set()
         for left, sign, right, result in steps:
             a, b, c = int(left), int(right), int(result)
@@ -73,14 +73,16 @@ def test_every_equation_is_true_and_made_of_what_is_known(split: str) -> None:
         assert answer == item.answer == steps[-1][3]
 
 
-@pytest.mark.parametrize(
-    ("index", "split", "texts"), [(index, split, 2) for index in range(3) for split in ("train", "test")]
-)
-def test_a_story_is_told_in_the_order_of_its_numbers(index: int, split: str, texts: int) -> None:
-    story = words._story(random.Random(index))
-    for _ in range(texts):
-        told = words._text(story, words.tables(split))
-        assert told is None or [int(number) for number in re.findall(r"\d+", told)] == story.numbers
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_story_is_told_in_the_order_of_its_numbers(split: str) -> None:
+    told = 0
+    for index in range(40):
+        story = words._story(random.Random(index))
+        text = words._text(story, words.tables(split))
+        if text is not None:  # else it was too long
+            assert [int(number) for number in re.findall(r"\d+", text)] == story.numbers
+            told += 1
+    assert told > 10
 
 
 def brute(grid: list[int]) -> int:
