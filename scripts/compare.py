@@ -33,7 +33,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from accelerate import Accelerator
 
+from rcd import api
 from rcd.data.examples import Example, Report, encode
 from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.data.tasks import sudoku
@@ -42,12 +44,18 @@ from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, number, one_of, whole
 from rcd.evaluate import plots
 from rcd.evaluate.sweep import Sweep, compare, lines, run_point, run_sweep
+from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import open_checkpoint
+from rcd.models.pairing import check_pair
 from rcd.models.settings import read_json
 from rcd.models.source import locate
 from rcd.recipes.base import Recipe, find
 from rcd.train.config import TrainConfig
-from rcd.train.stage import BASE, REFERENCE
+from rcd.train.export import export_checkpoint
+from rcd.train.loop import Trainer
+from rcd.train.run import claim
+from rcd.train.stage import BASE, REFERENCE, Stage, load_start
+from rcd.train.store import Store
 
 THRESHOLDS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.997, 1.0)
 STORES = ("float32", "bfloat16")
@@ -137,7 +145,9 @@ def entry(text: str) -> tuple[str, Recipe, dict[str, Any]]:
     """(name, recipe, changes) of NAME, FILE.yaml or NAME=BASE,key=value,..."""
     if "=" not in text:
         return Path(text).stem if text.endswith((".yaml", ".yml")) else text, find(text), {}
-    name, rest = pair(text, "NAME or NAME=BASE,key=value,...")
+    name, rest = pair(text, form := "NAME or NAME=BASE,key=value,...")
+    if "," in name:
+        raise RCDError(f"{text!r} should be {form}: a variant needs a name of its own.")
     known, *changes = split_outside_brackets(rest)
     return name, find(known), dict(setting(change) for change in changes)
 
@@ -304,11 +314,9 @@ def sweep_record(job: Job, options: argparse.Namespace) -> dict[str, Any]:
 def fingerprint(model: str) -> str:
     """Of a checkpoint's content, wherever it lies."""
     path = locate(model)
-    files = (
-        [path] if path.is_file() else sorted(file for ext in ("json", "safetensors") for file in path.glob(f"*.{ext}"))
-    )
+    files = [path] if path.is_file() else [*path.glob("*.json"), *path.glob("*.safetensors")]
     digest = hashlib.blake2b(digest_size=8)
-    for file in files:
+    for file in sorted(files):
         with file.open("rb") as content:
             digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
     return digest.hexdigest()
@@ -371,14 +379,6 @@ def parted(job: Job, examples: list[Example]) -> tuple[list[Example], list[Examp
 
 
 def train(job: Job, examples: list[Example], output: Path, device: torch.device, snapshots: int) -> None:
-    from accelerate import Accelerator
-
-    from rcd.models import checkpoint as ckpt
-    from rcd.models.pairing import check_pair
-    from rcd.train.loop import Trainer
-    from rcd.train.run import claim
-    from rcd.train.stage import Stage, load_start
-
     folder, config, reference = output / job.name, job.settled(output, snapshots), None
     start = load_start(config, device)
     if config.needs_reference and config.reference is not None:
@@ -402,8 +402,6 @@ def clear(folder: Path) -> None:
 
 def evaluate(job: Job, options: argparse.Namespace, device: torch.device) -> None:
     """sweep.jsonl, with sweep.json that says how it was made; snapshots.jsonl, where it is asked for."""
-    from rcd import api
-
     output = Path(options.output)
     folder, model = output / job.name, job.place(output)
     given = list(problems(options.mix, "test", options.problems, seed=options.seed))
@@ -424,10 +422,6 @@ def evaluate(job: Job, options: argparse.Namespace, device: torch.device) -> Non
 
 def curve(job: Job, given: list[Any], options: argparse.Namespace, device: torch.device) -> None:
     """Accuracy over training tokens, at one threshold: snapshots.jsonl."""
-    from rcd import api
-    from rcd.train.export import export_checkpoint
-    from rcd.train.store import Store
-
     output = Path(options.output)
     folder, content = output / job.name, job.settled(output, options.snapshots).to_json()
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
