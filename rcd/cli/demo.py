@@ -36,7 +36,7 @@ WIDE, NARROW = 90, 50
 
 
 def demo(
-    problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 64,
+    problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 160,
     models: Annotated[str, typer.Option("--set", help="The bundled models: sdar or llada.")] = "llada",
     threshold: Annotated[float, typer.Option(help="Commit every token above this confidence.")] = 0.9,
     seed: Annotated[int | None, typer.Option(help="Of the problems; by default new ones every time.")] = None,
