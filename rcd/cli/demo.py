@@ -36,7 +36,7 @@ WIDE, NARROW = 90, 50
 
 
 def demo(
-    problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 160,
+    problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 128,
     models: Annotated[str, typer.Option("--set", help="The bundled models: sdar or llada.")] = "llada",
     threshold: Annotated[float, typer.Option(help="Commit every token above this confidence.")] = 0.9,
     seed: Annotated[int | None, typer.Option(help="Of the problems; by default new ones every time.")] = None,
@@ -56,9 +56,12 @@ def demo(
         raise RCDError(f"the picture is a .png or .svg file in a folder that exists, not {str(picture)!r}.")
     seed = secrets.randbelow(10**6) + 1 if seed is None else seed
 
+    import torch
+
     from rcd.api import load
     from rcd.data.tasks.base import problems as draw
 
+    torch.set_num_threads(1)  # two threads gain a quarter on an idle machine and lose a factor of ten on a busy one
     pipelines = {side: load(f"bundled:{models}-{side}") for side in SIDES}
     given = list(draw(SETS[models][0], "test", problems, seed=seed))
     if as_json:
