@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
     from rcd.cli.live import Canvas
     from rcd.data.tasks.base import Problem
-    from rcd.evaluate.statistics import Point, Sweep
+    from rcd.evaluate.points import Point, Sweep
 
 SETS = {"sdar": ("mixed", "arithmetic word problems and 6x6 sudoku"), "llada": ("sudoku", "6x6 sudoku")}
 """Set of bundled models -> (the tasks it was trained for, in words)."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rcd.errors import RCDError
-from rcd.evaluate.statistics import Sweep, wilson
+from rcd.evaluate.points import Sweep
+from rcd.evaluate.statistics import wilson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,8 @@ import numpy as np
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, whole
 from rcd.evaluate.grading import grade
-from rcd.evaluate.statistics import Point, Sweep, aup_all, check_same_items, matched, one_token, speedup, wilson
+from rcd.evaluate.points import Point, Sweep
+from rcd.evaluate.statistics import aup_all, check_same_items, matched, one_token, speedup, wilson
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline

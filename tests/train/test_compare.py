@@ -16,7 +16,7 @@ import torch
 
 from rcd.api import Pipeline
 from rcd.errors import RCDError
-from rcd.evaluate.statistics import Point, Sweep
+from rcd.evaluate.points import Point, Sweep
 from rcd.models import bundled
 from rcd.models.toy import toy, toy_tokenizer
 from rcd.train.config import TrainConfig

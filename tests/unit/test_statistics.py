@@ -10,18 +10,8 @@ import numpy as np
 import pytest
 
 from rcd.errors import RCDError
-from rcd.evaluate.statistics import (
-    Point,
-    Sweep,
-    aup,
-    aup_all,
-    matched,
-    mcnemar,
-    one_token,
-    paired,
-    speedup,
-    wilson,
-)
+from rcd.evaluate.points import Point, Sweep
+from rcd.evaluate.statistics import aup, aup_all, matched, mcnemar, one_token, paired, speedup, wilson
 
 
 def sweep(name: str, curve: Sequence[tuple[float, float]], items: int = 100, first: int = 0) -> Sweep:
