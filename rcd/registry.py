@@ -10,6 +10,9 @@ from typing import Any
 
 from rcd.errors import unknown_name
 
+TASK_SETS = ("sdar", "llada", "words")
+TASK_PARTS = ("base", "reference", "seqd", "seqd-plain", "seqd-longer", "rcd", "paper")
+
 PARTS: dict[str, dict[str, str]] = {
     # what travels from one denoising step to the next
     "carry": {
@@ -58,20 +61,11 @@ PARTS: dict[str, dict[str, str]] = {
     # training runs: functions that return a Recipe
     "recipe": {
         "smoke": "rcd.recipes.smoke:smoke",
-        "tasks-sdar-base": "rcd.recipes.tasks:sdar_base",
-        "tasks-sdar-reference": "rcd.recipes.tasks:sdar_reference",
-        "tasks-sdar-seqd": "rcd.recipes.tasks:sdar_seqd",
-        "tasks-sdar-seqd-plain": "rcd.recipes.tasks:sdar_seqd_plain",
-        "tasks-sdar-seqd-longer": "rcd.recipes.tasks:sdar_seqd_longer",
-        "tasks-sdar-rcd": "rcd.recipes.tasks:sdar_rcd",
-        "tasks-sdar-paper": "rcd.recipes.tasks:sdar_paper",
-        "tasks-llada-base": "rcd.recipes.tasks:llada_base",
-        "tasks-llada-reference": "rcd.recipes.tasks:llada_reference",
-        "tasks-llada-seqd": "rcd.recipes.tasks:llada_seqd",
-        "tasks-llada-seqd-plain": "rcd.recipes.tasks:llada_seqd_plain",
-        "tasks-llada-seqd-longer": "rcd.recipes.tasks:llada_seqd_longer",
-        "tasks-llada-rcd": "rcd.recipes.tasks:llada_rcd",
-        "tasks-llada-paper": "rcd.recipes.tasks:llada_paper",
+        **{
+            f"tasks-{models}-{part}": f"rcd.recipes.tasks:{models}_{part}"
+            for models in TASK_SETS
+            for part in TASK_PARTS
+        },
         "paper-sdar-1.7b-reference": "rcd.recipes.paper:reference_only",
         "paper-sdar-4b-b32": "rcd.recipes.paper:rcd_4b_b32",
         "paper-sdar-4b-b64": "rcd.recipes.paper:rcd_4b_b64",

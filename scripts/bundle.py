@@ -20,14 +20,18 @@ from rcd import api
 from rcd.errors import RCDError, whole
 from rcd.models import bundled
 
-ABOUT = {
-    "sdar-seqd": "SDAR-style, without residual context; word problems and sudoku",
-    "sdar-rcd": "SDAR-style, with residual context; word problems and sudoku",
-    "sdar-reference": "SDAR-style, the smaller reference",
-    "llada-seqd": "LLaDA-style, without residual context; sudoku",
-    "llada-rcd": "LLaDA-style, with residual context; sudoku",
-    "llada-reference": "LLaDA-style, the smaller reference",
+FAMILIES = {
+    "sdar": "SDAR-style, blocks of 64; 6x6 sudoku",
+    "llada": "LLaDA-style, the whole canvas; 6x6 sudoku",
+    "words": "SDAR-style, blocks of 32; arithmetic word problems",
 }
+PARTS = {"seqd": "without residual context", "rcd": "with residual context", "reference": "the smaller reference"}
+
+
+def about(name: str) -> str:
+    """One line for the manifest and `rcd list model`."""
+    models, _, part = name.partition("-")
+    return f"{FAMILIES[models]}; {PARTS[part]}" if models in FAMILIES and part in PARTS else name
 
 
 def find(run: Path) -> Path:
@@ -63,7 +67,7 @@ def bundle(name: str, source: Path, max_new_tokens: int | None) -> dict[str, Any
     files = sorted(file for file in folder.iterdir() if file.is_file())
     print(f"{name}: {sum(file.stat().st_size for file in files) / 1e6:.1f} MB from {source}")
     return {
-        "about": ABOUT.get(name, name),
+        "about": about(name),
         "parameters": sum(p.numel() for p in pipeline.model.parameters()),
         "files": {file.name: bundled.checksum(file) for file in files},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import secrets
 import sys
@@ -17,6 +18,7 @@ from rcd.errors import RCDError, number, one_of, whole
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.table import Table
     from rich.text import Text
 
     from rcd.api import Generation, Pipeline
@@ -24,20 +26,30 @@ if TYPE_CHECKING:
     from rcd.data.tasks.base import Problem
     from rcd.evaluate.points import Point, Sweep
 
-SETS = {"sdar": ("mixed", "arithmetic word problems and 6x6 sudoku"), "llada": ("sudoku", "6x6 sudoku")}
-"""Set of bundled models -> (the tasks it was trained for, in words)."""
+SETS = {
+    "sdar": ("sudoku", "6x6 sudoku"),
+    "llada": ("sudoku", "6x6 sudoku"),
+    "words": ("words", "arithmetic word problems"),
+}
+"""Set of bundled models -> (the task it was trained for, in words)."""
+UNSEEN = {
+    "sudoku": "no puzzle was trained on, not even mirrored or renumbered",
+    "words": "neither they nor their templates were trained on",
+}
 SIDES = {"seqd": "SeqD", "rcd": "RCD"}
 MOST, FEW = 4_000, 30
 """Problems at most (the test has so many puzzles of their own), and how many are too few for an interval."""
-OTHERS = (0.6, 0.8, 0.95, 0.99)
-"""The picture's thresholds, beside the one that was asked for."""
+OTHERS = (0.8, 0.9, 0.95, 0.99)
+"""The thresholds of the comparison and the picture, beside the one that was asked for."""
 WIDE, NARROW = 90, 50
 """Columns from which two answers stand side by side: long ones, grids."""
+ROW, GRID = 7, 41
+"""Tokens of a sudoku's row with the mark behind it, and of a grid, which has none behind its last row."""
 
 
 def demo(
-    problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 128,
-    models: Annotated[str, typer.Option("--set", help="The bundled models: sdar or llada.")] = "llada",
+    problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 100,
+    models: Annotated[str, typer.Option("--set", help=f"The bundled models: {', '.join(SETS)}.")] = "llada",
     threshold: Annotated[float, typer.Option(help="Commit every token above this confidence.")] = 0.9,
     seed: Annotated[int | None, typer.Option(help="Of the problems; by default new ones every time.")] = None,
     picture: Annotated[
@@ -52,8 +64,8 @@ def demo(
     one_of("set", models, SETS)
     if seed is not None:
         whole("seed", seed, least=0)
-    if picture is not None and (picture.suffix not in (".png", ".svg") or not picture.parent.is_dir()):
-        raise RCDError(f"the picture is a .png or .svg file in a folder that exists, not {str(picture)!r}.")
+    if picture is not None:
+        _check_picture(picture)
     seed = secrets.randbelow(10**6) + 1 if seed is None else seed
 
     import torch
@@ -75,26 +87,44 @@ def demo(
     console.print(
         f"[bold]Residual Context Diffusion[/bold] on {SETS[models][1]}, with two small models trained on equally many "
         f"tokens: [bold]SeqD[/bold] throws the predictions away that it does not commit, [bold]RCD[/bold] keeps them. "
-        f"The problems are new: neither they nor their templates were trained on (--seed {seed} asks them again).\n",
+        f"The problems are new: {UNSEEN[SETS[models][0]]} (--seed {seed} asks them again).\n",
         highlight=False,
     )
     _one_problem(console, pipelines, given[0], threshold, pause if console.is_terminal else 0.0)
     sweeps = _sweeps(console, pipelines, given, threshold)
-    console.print(_table(sweeps, threshold))
-    console.print(_verdict(sweeps), highlight=False)
+    _report(console, sweeps, threshold)
     path = _draw(sweeps, picture or Path("rcd-demo.png"), models, len(given))
     drawn = "" if path is None else f"The trade-off is drawn in [bold]{escape(str(path))}[/bold]. "
     console.print(
         f"\n{drawn}Next: [bold]rcd generate[/bold] with a problem of your own; "
-        f"[bold]rcd demo --set {next(name for name in SETS if name != models)}[/bold], the other models; "
+        f"[bold]rcd demo --set {' or '.join(name for name in SETS if name != models)}[/bold] for other models; "
         "docs/results/bundled.md, the same on thousands of problems.",
         highlight=False,
     )
 
 
+def _check_picture(path: Path) -> None:
+    """Whether the picture can be written, before any work is done for it."""
+    try:
+        if path.suffix not in (".png", ".svg") or not path.parent.is_dir():
+            raise RCDError(f"the picture is a .png or .svg file in a folder that exists, not {str(path)!r}.")
+        new = not path.exists()
+        if not new and not path.is_file():
+            raise OSError(errno.EINVAL, "it is there and no file")
+        path.open("ab").close()
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise RCDError(
+            f"the picture cannot be written to {str(path)!r} ({error.strerror}); name another place with --picture."
+        ) from error
+
+
 def _print_json(
     pipelines: dict[str, Pipeline], given: list[Problem], threshold: float, models: str, seed: int, picture: Path | None
 ) -> None:
+    from rcd.evaluate.statistics import paired
+
     if picture is not None:
         sweeps = _sweeps(None, pipelines, given, threshold)
         _draw(sweeps, picture, models, len(given))
@@ -102,16 +132,29 @@ def _print_json(
     else:
         points = {side: _sweep(side, pipeline, given, (threshold,)).points[0] for side, pipeline in pipelines.items()}
     out: dict[str, Any] = {side: _figures(point) for side, point in points.items()}
+    found = paired(points["seqd"].right, points["rcd"].right)
+    difference = {"points": found["difference"], "low": found["low"], "high": found["high"]}
+    out["difference"] = {key: round(value, 2) for key, value in difference.items()}
     print(json.dumps({**out, "set": models, "threshold": threshold, "seed": seed}))
 
 
 def _figures(point: Point) -> dict[str, float | int]:
+    """What `--json` says of one side; low and high are those of the accuracy (Wilson, 95%)."""
+    low, high = _interval(point)
     return {
         "accuracy": round(point.accuracy / 100, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
         "tokens_per_step": round(point.tokens_per_step, 4),
         "problems": len(point.right),
         "seconds": round(point.seconds, 3),
     }
+
+
+def _interval(point: Point) -> tuple[float, float]:
+    from rcd.evaluate.statistics import wilson
+
+    return wilson(int(point.right.sum()), len(point.right))
 
 
 def _sweep(side: str, pipeline: Pipeline, given: list[Problem], thresholds: tuple[float, ...]) -> Sweep:
@@ -123,9 +166,11 @@ def _sweep(side: str, pipeline: Pipeline, given: list[Problem], thresholds: tupl
 def _sweeps(
     console: Console | None, pipelines: dict[str, Pipeline], given: list[Problem], threshold: float
 ) -> dict[str, Sweep]:
-    """Every threshold of the picture, by both models; a line that moves says how far it is."""
+    """Every threshold of the comparison, by both models; in a terminal a line says what is going on."""
+    from rcd.cli.live import counted
+
     thresholds = tuple(sorted({threshold, *OTHERS}))
-    text = f"answering {len(given)} problems at {len(thresholds)} thresholds ..."
+    text = f"answering {counted(len(given), 'problem')} at {len(thresholds)} thresholds ..."
     waiting = console.status(text) if console is not None and console.is_terminal else nullcontext()
     with waiting:
         return {side: _sweep(side, pipeline, given, thresholds) for side, pipeline in pipelines.items()}
@@ -141,7 +186,7 @@ def _one_problem(
     """One problem, decoded by both in step with one another."""
     from rich.live import Live
 
-    from rcd.cli.live import SHADES, Canvas
+    from rcd.cli.live import SHADES, Canvas, counted, strongest
     from rcd.decode.config import DecodeConfig
     from rcd.decode.events import Finished
     from rcd.evaluate.grading import grade
@@ -150,10 +195,12 @@ def _one_problem(
     if console.is_terminal:
         shades = f"{SHADES[0]} a mask, {' '.join(SHADES[1:])} a mask with its last prediction, darker by its weight"
         console.print(shades, style="dim", highlight=False)
-    canvases = {side: Canvas(pipeline) for side, pipeline in pipelines.items()}
+    config = DecodeConfig(threshold=threshold)
+    canvases = {
+        side: Canvas(pipeline, strongest(pipeline.resolve(config).carry)) for side, pipeline in pipelines.items()
+    }
     streams: dict[str, Iterator[Any]] = {
-        side: pipeline.stream(problem.question, DecodeConfig(threshold=threshold))
-        for side, pipeline in pipelines.items()
+        side: pipeline.stream(problem.question, config) for side, pipeline in pipelines.items()
     }
     done: dict[str, Generation] = {}
     moving = console.is_terminal and not console.is_dumb_terminal
@@ -167,20 +214,23 @@ def _one_problem(
                 elif event is not None:
                     canvases[side].see(event)
             if live is not None:
-                live.update(_beside(console, {side: _answer(canvas, problem) for side, canvas in canvases.items()}, {}))
+                live.update(_beside(console, canvases, problem))
                 live.refresh()
                 time.sleep(rest)
     verdicts = {
-        side: f"{'right' if grade(problem, result.text) else 'wrong'}, {result.denoising_steps} steps"
+        side: f"{'right' if grade(problem, result.text) else 'wrong'}, {counted(result.denoising_steps, 'step')}"
         for side, result in done.items()
     }
-    console.print(_beside(console, {side: _answer(canvas, problem) for side, canvas in canvases.items()}, verdicts))
+    console.print(_beside(console, canvases, problem, verdicts))
     console.print()
 
 
 def _question(problem: Problem) -> str:
-    """As it is asked; a sudoku's rows in lines."""
-    return problem.question.replace(": ", ":\n").replace(" / ", "\n") if problem.task == "sudoku" else problem.question
+    """As it is asked; a sudoku as a grid under its rule."""
+    if problem.task != "sudoku":
+        return problem.question
+    grid = problem.question.rpartition(":")[2].strip().replace(" / ", "\n")
+    return f"each row, column and 2x3 box holds 1 to 6\n{grid}"
 
 
 def _answer(canvas: Canvas, problem: Problem) -> Text:
@@ -189,52 +239,59 @@ def _answer(canvas: Canvas, problem: Problem) -> Text:
         return canvas.text()
     from rich.text import Text
 
-    from rcd.cli.live import shade
-
     out, ends = Text(), set(canvas.pipeline.settings.eos_token_ids)
     for position in range(max([*canvas.tokens, *canvas.masks], default=-1) + 1):
         token = canvas.tokens.get(position)
-        if token in ends:
+        if token in ends or (token is None and position >= GRID):
             break
         text = None if token is None else canvas.pipeline.decode([token]).strip()
-        if text == "/":
+        if text == "/" or (text is None and position % ROW == ROW - 1):
             out.append("\n")
         elif text is None:
-            out.append(*shade(canvas.masks.get(position, 0.0)))
+            out.append(*canvas.shade(position))
             out.append(" ")
         else:
             out.append(f"{text} ", style="bold green" if position in canvas.new else "")
     return out
 
 
-def _beside(console: Console, texts: dict[str, Text], verdicts: dict[str, str]) -> RenderableType:
+def _beside(
+    console: Console, canvases: dict[str, Canvas], problem: Problem, verdicts: dict[str, str] | None = None
+) -> RenderableType:
     """Both answers in frames: side by side where there is room, else one below the other."""
     from rich.columns import Columns
     from rich.console import Group
     from rich.panel import Panel
 
-    wide = console.width >= (WIDE if any(len(text.plain) > 90 for text in texts.values()) else NARROW)
+    wide = console.width >= (NARROW if problem.task == "sudoku" else WIDE)
     panels = [
         Panel(
-            text, title=SIDES[side], subtitle=verdicts.get(side), title_align="left", subtitle_align="left",
-            width=console.width // 2 - 1 if wide else console.width,
+            _answer(canvas, problem), title=SIDES[side], subtitle=(verdicts or {}).get(side), title_align="left",
+            subtitle_align="left", width=console.width // 2 - 1 if wide else console.width,
         )
-        for side, text in texts.items()
+        for side, canvas in canvases.items()
     ]  # fmt: skip
     return Columns(panels) if wide else Group(*panels)
 
 
+def _report(console: Console, sweeps: dict[str, Sweep], threshold: float) -> None:
+    """Both models at the threshold asked for, then at equal tokens per step, then in a sentence."""
+    from rcd.evaluate.statistics import matched
+
+    found, few = matched(sweeps["seqd"], sweeps["rcd"]), len(sweeps["seqd"].items) < FEW
+    console.print(f"[bold]At threshold {threshold:g}[/bold]", highlight=False)
+    console.print(_table(sweeps, threshold))
+    if found["mean"] is not None:
+        console.print("\n[bold]At equal tokens per step[/bold] (difference in points)", highlight=False)
+        console.print(_matched_table(found, few))
+    console.print(f"\n{_verdict(found, len(sweeps['seqd'].items))}", highlight=False)
+
+
 def _table(sweeps: dict[str, Sweep], threshold: float) -> RenderableType:
-    from rich.table import Table
-
-    from rcd.evaluate.statistics import wilson
-
-    table = Table(box=None, pad_edge=False, title=f"At threshold {threshold:g}", title_justify="left")
-    for column in ("", "right", "95% interval", "tokens/step", "seconds"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = _columns("", "right", "95% interval", "tokens/step", "seconds")
     for side, sweep in sweeps.items():
         point = _at(sweep, threshold)
-        low, high = wilson(int(point.right.sum()), len(point.right))
+        low, high = _interval(point)
         table.add_row(
             SIDES[side], f"{point.accuracy:.1f}%", f"{100 * low:.0f}-{100 * high:.0f}%",
             f"{point.tokens_per_step:.2f}", f"{point.seconds:.1f}",
@@ -242,29 +299,52 @@ def _table(sweeps: dict[str, Sweep], threshold: float) -> RenderableType:
     return table
 
 
-def _verdict(sweeps: dict[str, Sweep]) -> str:
-    """What these problems say at equal tokens per step, and how sure that is."""
-    from rcd.evaluate.statistics import matched
+def _matched_table(found: dict[str, Any], few: bool) -> RenderableType:
+    """Four places inside the useful range; few problems have no interval worth showing."""
+    table = _columns("tokens/step", *SIDES.values(), "difference", *(() if few else ("95% interval",)))
+    for at, row in {f"{row['tokens_per_step']:.2f}": row for row in found["points"][1::2]}.items():
+        interval = () if few else (f"{_signed(row['low'])} to {_signed(row['high'])}",)
+        table.add_row(at, f"{row['base']:.1f}%", f"{row['other']:.1f}%", _signed(row["difference"]), *interval)
+    return table
 
-    found = matched(sweeps["seqd"], sweeps["rcd"])
+
+def _columns(*names: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="none")
+    for name in names:
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    return table
+
+
+def _signed(points: float) -> str:
+    return f"{round(points, 1) + 0.0:+.1f}"  # + 0.0: no minus before a zero
+
+
+def _verdict(found: dict[str, Any], count: int) -> str:
+    """What these problems say at equal tokens per step, and how sure that is."""
+    from rcd.cli.live import counted
+
+    if count < FEW:
+        return f"{counted(count, 'problem')} can hardly tell which is better: --problems asks more."
     if found["mean"] is None:
-        return "\nThe two models' speeds do not overlap on these problems; ask more of them."
+        return "The two models' speeds do not overlap on these problems: --problems asks more."
     mean, (low, high) = found["mean"], found["range"]
     sure = "" if mean["low"] > 0 or mean["high"] < 0 else " Too few problems to be sure: --problems asks more."
-    if len(sweeps["seqd"].items) < FEW:
-        return f"\n{len(sweeps['seqd'].items)} problems say little about which is better: --problems asks more."
-    points = mean["difference"]
+    points, interval = mean["difference"], f"{_signed(mean['low'])} to {_signed(mean['high'])}"
     return (
-        f"\nAt equal tokens per step ({low:.1f} to {high:.1f}), RCD solves {abs(points):.1f} points "
-        f"{'more' if points >= 0 else 'fewer'} than SeqD (95%: {mean['low']:+.1f} to {mean['high']:+.1f}).{sure}"
+        f"On average over {low:.1f} to {high:.1f} tokens per step, RCD solves {abs(points):.1f} points "
+        f"{'more' if points >= 0 else 'fewer'} than SeqD (95%: {interval}).{sure}"
     )
 
 
 def _draw(sweeps: dict[str, Sweep], path: Path, models: str, count: int) -> Path | None:
+    from rcd.cli.live import counted
     from rcd.evaluate import plots
 
+    title = f"{models}: {counted(count, 'fresh problem')}, {SETS[models][1]}"
     try:
-        return plots.frontier(list(sweeps.values()), path, f"{models}: {count} fresh problems of {SETS[models][1]}")
+        return plots.frontier(list(sweeps.values()), path, title)
     except RCDError as error:  # no matplotlib, no room, no right to write here: the figures are there all the same
         print(f"rcd: note: no picture: {error}", file=sys.stderr)
         return None

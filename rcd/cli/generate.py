@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rcd.cli import options as opt
+
+if TYPE_CHECKING:
+    from rcd.api import Generation
+
+NAMED = 5
+"""So many unknown words are named."""
 
 
 def generate(
@@ -126,20 +132,53 @@ def generate(
         print(f"rcd: note: {flags}: no effect with --carry none", file=sys.stderr)
     if second is not None and not config.carry.needs_reference:  # type: ignore[union-attr]
         print("rcd: note: --reference: no effect without --start reference or --source reference", file=sys.stderr)
+    if tokens is None:
+        _note_unknown(_unknown(question, pipeline.tokenizer))
 
     if as_json:
         result = pipeline.generate(encoded, config, reference=second).results[0]
         print(json.dumps(result.to_dict(), ensure_ascii=False))
+        _note_empty(result)
         return
 
-    from rcd.cli.live import follow, summary
+    from rcd.cli.live import follow, strongest, summary
 
     began = time.perf_counter()
-    done = follow(pipeline, pipeline.stream(encoded, config, reference=second))
+    done = follow(pipeline, pipeline.stream(encoded, config, reference=second), most=strongest(config.carry))
     result = pipeline.generation(done, time.perf_counter() - began)
     if not sys.stdout.isatty():
         print(result.text)
+    _note_empty(result)
     print(summary(result), file=sys.stderr)
+
+
+def _unknown(text: str, tokenizer: Any) -> list[str]:
+    """The parts of the text that the tokenizer has no token for, each once."""
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if unknown is None:
+        return []
+    if getattr(tokenizer, "is_fast", False):
+        read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        places = zip(read["input_ids"], read["offset_mapping"], strict=True)
+        parts = [text[first:last] for token, (first, last) in places if token == unknown]
+    else:
+        parts = [part for part in text.split() if unknown in tokenizer(part, add_special_tokens=False)["input_ids"]]
+    names = dict.fromkeys(part.strip() or part for part in parts)
+    return [name for name in names if name not in ("", tokenizer.unk_token)]
+
+
+def _note_unknown(words: list[str]) -> None:
+    if not words:
+        return
+    more = f" and {len(words) - NAMED} more" if len(words) > NAMED else ""
+    named = ", ".join(map(repr, words[:NAMED])) + more
+    print(f"rcd: note: the tokenizer does not know {named}; the answer may be nonsense", file=sys.stderr)
+
+
+def _note_empty(result: Generation) -> None:
+    if not result.text.strip():
+        why = "ended its text at once" if result.tokens <= 1 else "wrote tokens without text"
+        print(f"rcd: note: the answer is empty: the model {why}", file=sys.stderr)
 
 
 def _parse_ids(text: str) -> list[int]:

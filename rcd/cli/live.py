@@ -16,26 +16,43 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
+    from rcd.carry.base import Carry
     from rcd.decode.events import Event, Finished
 
 SHADES = "·░▒▓█"
-"""A mask by its alpha: none yet, then in quarters."""
+"""A mask by its alpha: none yet, then in quarters of the largest that the carry gives."""
 
 
-def shade(alpha: float) -> tuple[str, str]:
-    """(character, style) of a mask that carries a residual of that weight."""
-    if alpha <= 0:
+def shade(alpha: float, most: float = 1.0) -> tuple[str, str]:
+    """(character, style) of a mask that carries a residual of that weight, where `most` is the largest."""
+    if alpha <= 0 or most <= 0:
         return SHADES[0], "dim"
-    level = min(len(SHADES) - 1, 1 + int(alpha * (len(SHADES) - 1)))
-    warmth = min(1.0, alpha)
+    warmth = min(1.0, alpha / most)
+    level = min(len(SHADES) - 1, 1 + int(warmth * (len(SHADES) - 1)))
     return SHADES[level], f"rgb({int(90 + 150 * warmth)},{int(150 + 20 * warmth)},{int(220 - 130 * warmth)})"
+
+
+def strongest(carry: Carry | str | None) -> float:
+    """The largest alpha that a carry can give."""
+    from rcd.carry.residual import Residual
+
+    if not isinstance(carry, Residual):
+        return 1.0
+    name = carry.top1_alpha if carry.alpha == "top1" else carry.alpha
+    return min(carry.alpha_most, carry.alpha_scale * (carry.alpha_value if name == "fixed" else 1.0))
+
+
+def counted(number: int, noun: str) -> str:
+    """Such as `1 step` and `2 steps`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Canvas:
     """The text so far, as a renderable: committed runs as text, masks as shades, no taller than the terminal."""
 
-    def __init__(self, pipeline: Pipeline):
-        self.pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, most: float = 1.0):
+        """`most` is the alpha of the darkest shade."""
+        self.pipeline, self.most = pipeline, most
         self.tokens: dict[int, int] = {}
         self.new: set[int] = set()
         self.masks: dict[int, float] = {}
@@ -65,6 +82,9 @@ class Canvas:
     def finish(self, done: Finished) -> None:
         self.tokens, self.new, self.masks = dict(enumerate(done.ids)), set(), {}
 
+    def shade(self, position: int) -> tuple[str, str]:
+        return shade(self.masks.get(position, 0.0), self.most)
+
     def text(self) -> Text:
         out, ends = Text(), set(self.pipeline.settings.eos_token_ids)
         length = max([*self.tokens, *self.masks], default=-1) + 1
@@ -73,7 +93,7 @@ class Canvas:
             if kind == "mask":
                 out.append(" " if out.plain and not out.plain.endswith((" ", "\n")) else "")
                 for position in positions:
-                    out.append(*shade(self.masks.get(position, 0.0)))
+                    out.append(*self.shade(position))
             elif kind == "end":
                 out.append("⏹" * (len(positions) if self.masks else 0), style="dim")
             else:
@@ -106,15 +126,16 @@ class Canvas:
         yield Text(f"step {self.steps}" if self.steps else "reading the prompt ...", style="dim")
 
 
-def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None = None) -> Finished:
+def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None = None, most: float = 1.0) -> Finished:
     """Show the events of one prompt as they come (nothing where the output is no terminal); returns the last.
 
-    The moving part is taken away at the end and the whole text printed, however long it is.
+    The moving part is taken away at the end and the whole text printed, however long it is. `most` is the alpha of the
+    darkest shade.
     """
     from rcd.decode.events import Finished
 
     console = console or Console()
-    canvas, done = Canvas(pipeline), None
+    canvas, done = Canvas(pipeline, most), None
     moving = console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()
     # no refreshing thread: it would still run while the interpreter ends
     with Live(canvas, console=console, auto_refresh=False, transient=True) if moving else nullcontext() as live:
@@ -135,9 +156,9 @@ def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None 
 
 def summary(result: Generation) -> str:
     """One line of figures."""
-    steps = f"{result.denoising_steps} denoising step{'s' if result.denoising_steps != 1 else ''}"
+    tokens, steps = counted(result.tokens, "token"), counted(result.denoising_steps, "denoising step")
     why = {"eos": "the model ended its text", "length": "the length was reached"}[result.stop_reason]
     return (
-        f"{result.tokens} tokens in {steps} ({result.tokens_per_step:.2f} a step), "
-        f"{result.forwards} forwards, {result.seconds:.2f} s; {why}."
+        f"{tokens} in {steps} ({result.tokens_per_step:.2f} a step), "
+        f"{counted(result.forwards, 'forward')}, {result.seconds:.2f} s; {why}."
     )

@@ -14,7 +14,7 @@ MODEL, CARRY, COMMIT, SAMPLING, LOADING = "Model", "Carry (what travels between 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A folder, a hub name, a .gguf file or bundled:NAME (rcd list model).")
 ]
-DEFAULT_MODEL = "bundled:sdar-rcd"
+DEFAULT_MODEL = "bundled:words-rcd"
 Device = Annotated[str, typer.Option(help="auto (cuda, else mps, else cpu) or a name.", rich_help_panel=LOADING)]
 DType = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.", rich_help_panel=LOADING)]
 Family = Annotated[

@@ -17,7 +17,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Finished, Step
 from rcd.decode.lanes import Run
 from rcd.decode.step import check_finite, denoise
-from rcd.decode.stopping import check_prompts, cut, unsettled
+from rcd.decode.stopping import check_prompts, close, cut, unsettled
 from rcd.diffusion.commit import quota
 from rcd.models.lm import DiffusionLM, View
 
@@ -66,9 +66,10 @@ def decode(
         before = ids[:, answer]
         draft = torch.where(masked, outcome.token, before)
         confidence = outcome.confidence.masked_fill(~masked, float("nan"))
-        after = torch.where(outcome.committed, outcome.token, before)
+        after, masked = torch.where(outcome.committed, outcome.token, before), masked & ~outcome.committed
+        after, masked = close(after, masked, outcome.token, everywhere, eos, config.eos_early_stop)
         ids = torch.cat((ids[:, :width], after), dim=1)
-        masked, state, step = masked & ~outcome.committed, outcome.state, step + 1
+        state, step = outcome.state, step + 1
         yield Step(rows, [0] * len(rows), numbers, draft, outcome.committed, masked, confidence, state.alpha)
 
         needed = unsettled(after, masked, everywhere, eos, config.eos_early_stop)

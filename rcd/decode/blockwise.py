@@ -18,7 +18,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Finished, Step
 from rcd.decode.lanes import Run, prefill_piece
 from rcd.decode.step import check_finite, denoise
-from rcd.decode.stopping import check_prompts, cut, is_end, unsettled
+from rcd.decode.stopping import check_prompts, close, cut, is_end, unsettled
 from rcd.diffusion.commit import quota
 from rcd.models.lm import DiffusionLM, View
 
@@ -128,7 +128,8 @@ def _block(
         committed = outcome.committed & live[:, None]
         draft = torch.where(masked, outcome.token, ids)
         confidence = outcome.confidence.masked_fill(~masked, float("nan"))
-        ids = torch.where(committed, outcome.token, ids)
-        masked, state, step = masked & ~committed, outcome.state, step + 1
+        ids, masked = torch.where(committed, outcome.token, ids), masked & ~committed
+        ids, masked = close(ids, masked, outcome.token, output, model.settings.eos_token_ids, config.eos_early_stop)
+        state, step = outcome.state, step + 1
         event = Step(rows, offsets, numbers, draft, committed, masked, confidence, state.alpha)
         yield event if all(alive) else event.of(alive)

@@ -18,6 +18,25 @@ def is_end(ids_BP: Tensor, eos: Sequence[int]) -> Tensor:
     return torch.isin(ids_BP, torch.tensor(eos, dtype=ids_BP.dtype, device=ids_BP.device))
 
 
+def _ended(ids_BP: Tensor, output_BP: Tensor, eos: Sequence[int]) -> Tensor:
+    """From an end token of the answer on."""
+    return (is_end(ids_BP, eos) & output_BP).long().cumsum(-1) > 0
+
+
+def close(
+    ids_BP: Tensor, masked_BP: Tensor, token_BP: Tensor, output_BP: Tensor, eos: Sequence[int], early: bool
+) -> tuple[Tensor, Tensor]:
+    """(ids, masked): with `early`, the masks behind an end token become end tokens, the predicted one or else the
+    text's own. They are no part of the text and cost no step; left masked, they would be a sight that training never
+    shows beside a text so complete."""
+    if not early:
+        return ids_BP, masked_BP
+    ended = _ended(ids_BP, output_BP, eos)
+    filler = masked_BP & output_BP & ended
+    own = ids_BP.gather(1, ended.long().argmax(-1, keepdim=True))  # argmax: the first
+    return torch.where(filler, torch.where(is_end(token_BP, eos), token_BP, own), ids_BP), masked_BP & ~filler
+
+
 def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, eos: Sequence[int], early: bool) -> Tensor:
     """The masks that must still be decoded, which are also those that may be committed.
 
@@ -26,8 +45,7 @@ def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, eos: Sequenc
     """
     if not early:
         return masked_BP
-    ended = (is_end(ids_BP, eos) & output_BP).long().cumsum(-1) > 0
-    return masked_BP & output_BP & ~ended
+    return masked_BP & output_BP & ~_ended(ids_BP, output_BP, eos)
 
 
 def cut(new_ids: list[int], eos: Sequence[int], limit: int) -> tuple[list[int], str]:

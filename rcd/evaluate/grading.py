@@ -35,7 +35,7 @@ def _words(problem: Problem, text: str) -> bool:
 
 def _sudoku(problem: Problem, text: str) -> bool:
     """Any full grid that keeps every clue and holds each digit once in every row, column and box."""
-    clues = _grid(problem.question.partition(":")[2], DIGITS | {EMPTY})
+    clues = _grid(problem.question.rpartition(":")[2], DIGITS | {EMPTY})
     if clues is None:
         raise RCDError(f"the sudoku {problem.name!r} has no 6 x 6 grid in its question; mend the problem.")
     grid = _grid(text, DIGITS)

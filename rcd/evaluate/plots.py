@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from rcd.errors import RCDError
 from rcd.evaluate.points import Sweep
 from rcd.evaluate.statistics import wilson
@@ -17,10 +19,14 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's colours: told apart by the colour-blind too."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-GREY = "#666666"
 SIZE, DPI = (8.0, 5.0), 100
 """800 x 500 pixels."""
 SUFFIXES = (".png", ".svg")
+BELOW = [((0, -6), "center", "top"), ((-4, -4), "right", "top"), ((-7, 0), "right", "center")]
+ABOVE = [((0, 6), "center", "bottom"), ((4, 4), "left", "bottom"), ((7, 0), "left", "center")]
+"""Places of a number beside its point: offset in points, and how it is aligned there."""
+MARKER, APART = 8, 2
+"""Pixels: the side of the square that a marker takes, and what is left free around a number."""
 
 
 def frontier(sweeps: Sequence[Sweep], path: str | Path, title: str = "") -> Path:
@@ -39,7 +45,7 @@ def frontier(sweeps: Sequence[Sweep], path: str | Path, title: str = "") -> Path
             color=look["color"], alpha=0.13, linewidth=0,
         )  # fmt: skip
         axes.plot(x, y, label=sweep.name, **look)
-        _mark_thresholds(axes, [f"{point.threshold:g}" for point in points], x, y, above=k % 2 == 1)
+    _mark_thresholds(figure, axes, sweeps)
     return _written(figure, axes, path)
 
 
@@ -93,17 +99,29 @@ def _look(k: int) -> dict[str, Any]:
     return {"color": colour, "marker": marker, "markersize": 5, "linewidth": 1.8}
 
 
-def _mark_thresholds(axes: Axes, labels: list[str], x: list[float], y: list[float], above: bool) -> None:
-    """A small grey number beside each point, left out where it would stand on the one before."""
-    reach, last = (max(x) - min(x)) or 1.0, float("-inf")
-    for label, at, height in zip(labels, x, y, strict=True):
-        if at - last < 0.035 * reach:
-            continue
-        last, shift = at, 6 if above else -6
-        axes.annotate(
-            label, (at, height), (0, shift), textcoords="offset points", ha="center",
-            va="bottom" if above else "top", fontsize=7, color=GREY,
-        )  # fmt: skip
+def _mark_thresholds(figure: Figure, axes: Axes, sweeps: Sequence[Sweep]) -> None:
+    """A small number beside each point, in its line's colour, at the first place where it touches no line, no marker
+    and no other number; left out where there is none."""
+    from matplotlib.transforms import Bbox
+
+    figure.draw_without_rendering()  # places in pixels are known once the layout is
+    frame = axes.get_window_extent()
+    lines = [line.get_path().transformed(line.get_transform()) for line in axes.lines]
+    markers = np.concatenate([np.asarray(line.vertices) for line in lines])
+    taken = [Bbox.from_extents(*(at - MARKER / 2), *(at + MARKER / 2)) for at in markers]
+    for k, sweep in enumerate(sweeps):
+        for point in sweep.points:
+            for offset, across, up in ABOVE + BELOW if k % 2 else BELOW + ABOVE:
+                number = axes.annotate(
+                    f"{point.threshold:g}", (point.tokens_per_step, point.accuracy), offset,
+                    textcoords="offset points", ha=across, va=up, fontsize=7, color=_look(k)["color"], in_layout=False,
+                )  # fmt: skip
+                box = number.get_window_extent()
+                free = frame.count_contains(box.corners()) == 4 and not box.count_overlaps(taken)
+                if free and not any(line.intersects_bbox(box, filled=False) for line in lines):
+                    taken.append(box.padded(APART))
+                    break
+                number.remove()
 
 
 def _written(figure: Figure, axes: Axes, path: Path) -> Path:

@@ -6,6 +6,7 @@ pretrained first (`base`), from random weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,7 +15,7 @@ from rcd.recipes.base import Recipe
 from rcd.train.config import TrainConfig
 from rcd.train.residuals import ResidualSource
 
-TRAJECTORIES = ResidualSource(trajectory=6, trajectory_share=1.0, trajectory_from_noise=0.5)
+TRAJECTORIES = ResidualSource(trajectory=6, trajectory_share=1.0, trajectory_from_noise=0.5, trajectory_slow=0.25)
 """Both SeqD and RCD are trained on states that their own decoding visits."""
 EXTRA_COMPUTE = 1.15
 """RCD's training steps take 6 to 12% longer than SeqD's on the same trajectories (docs/log.md); rounded up."""
@@ -30,6 +31,7 @@ class Set:
     base_steps: int
     steps: int
     carry: Residual
+    source: ResidualSource = TRAJECTORIES
 
 
 def _shape(width: int, heads: int) -> dict[str, int]:
@@ -39,10 +41,11 @@ def _shape(width: int, heads: int) -> dict[str, int]:
 SETS = {
     "sdar": Set(
         TrainConfig(
-            model="toy:sdar", block_length=32, label_padding="block", data="tasks:mixed:300000", max_new_tokens=48
+            model="toy:sdar", block_length=64, label_padding="block", data="tasks:sudoku:200000", max_new_tokens=64
         ),
-        shape=_shape(320, 5), smaller=_shape(128, 2), base_steps=4500, steps=1700,
-        carry=Residual(alpha_scale=4, alpha_most=0.25),
+        shape=_shape(96, 2), smaller=_shape(64, 2), base_steps=3000, steps=2000,
+        carry=Residual(alpha_scale=4, alpha_most=0.5),
+        source=replace(TRAJECTORIES, trajectory_slow=0.35, trajectory_tail=True),
     ),
     "llada": Set(
         TrainConfig(
@@ -50,6 +53,13 @@ SETS = {
             max_new_tokens=42,
         ),
         shape=_shape(192, 4), smaller=_shape(96, 2), base_steps=3000, steps=2000,
+        carry=Residual(alpha_scale=4, alpha_most=0.5),
+    ),
+    "words": Set(
+        TrainConfig(
+            model="toy:sdar", block_length=32, label_padding="block", data="tasks:words:300000", max_new_tokens=48
+        ),
+        shape=_shape(256, 4), smaller=_shape(128, 2), base_steps=4000, steps=1700,
         carry=Residual(alpha_scale=4, alpha_most=0.3),
     ),
 }  # fmt: skip
@@ -59,7 +69,7 @@ def _pretrained(family: str) -> TrainConfig:
     """SeqD's objective on random masks, from random weights: one GPU, a minute or two."""
     one = SETS[family]
     return replace(
-        one.common, toy=one.shape, max_length=96, max_steps=one.base_steps, total_batch=256, device_batch=256,
+        one.common, toy=one.shape, max_length=128, max_steps=one.base_steps, total_batch=256, device_batch=256,
         learning_rate=2e-3, betas=(0.9, 0.98), weight_decay=0.01, warmup_ratio=0.03, scheduler="cosine",
         gradient_checkpointing=False, flex=False, validation=512, log_every=100, validate_every=1000, save_every=1000,
     )  # fmt: skip
@@ -85,11 +95,11 @@ def _reference(family: str) -> Recipe:
     return Recipe(f"tasks-{family}-reference", None, _smaller(family), about=about)
 
 
-def _seqd(family: str, name: str = "seqd", source: ResidualSource = TRAJECTORIES, longer: float = 1.0) -> Recipe:
+def _seqd(family: str, name: str = "seqd", source: ResidualSource | None = None, longer: float = 1.0) -> Recipe:
     """SeqD on its own trajectories; or on random masks, or with more steps."""
     config = _tuned(family)
     steps = round((config.max_steps or 0) * longer)
-    target = replace(config, residual=source, max_steps=steps)
+    target = replace(config, residual=source or SETS[family].source, max_steps=steps)
     about = {
         "seqd": f"bundled:{family}-seqd, the baseline, which sees its own trajectories as RCD does",
         "seqd-plain": "the baseline on random masks alone",
@@ -98,11 +108,9 @@ def _seqd(family: str, name: str = "seqd", source: ResidualSource = TRAJECTORIES
     return Recipe(f"tasks-{family}-{name}", target, base=_pretrained(family), about=about)
 
 
-def _rcd(
-    family: str, name: str = "rcd", carry: Residual | None = None, source: ResidualSource = TRAJECTORIES
-) -> Recipe:
+def _rcd(family: str, name: str = "rcd", carry: Residual | None = None, source: ResidualSource | None = None) -> Recipe:
     """RCD on its own trajectories; or on random masks with a reference's residuals, as the paper."""
-    target = replace(_tuned(family), carry=carry or SETS[family].carry, residual=source)
+    target = replace(_tuned(family), carry=carry or SETS[family].carry, residual=source or SETS[family].source)
     about = {
         "rcd": f"bundled:{family}-rcd, residual context on the model's own trajectories",
         "paper": "the paper's recipe: random masks, a reference's residuals, alpha x 1",
@@ -110,10 +118,20 @@ def _rcd(
     return Recipe(f"tasks-{family}-{name}", target, _smaller(family), _pretrained(family), about)
 
 
-sdar_base, llada_base = (partial(_base, family) for family in SETS)
-sdar_reference, llada_reference = (partial(_reference, family) for family in SETS)
-sdar_seqd, llada_seqd = (partial(_seqd, family) for family in SETS)
-sdar_seqd_plain, llada_seqd_plain = (partial(_seqd, family, "seqd-plain", ResidualSource()) for family in SETS)
-sdar_seqd_longer, llada_seqd_longer = (partial(_seqd, family, "seqd-longer", longer=EXTRA_COMPUTE) for family in SETS)
-sdar_rcd, llada_rcd = (partial(_rcd, family) for family in SETS)
-sdar_paper, llada_paper = (partial(_rcd, family, "paper", Residual(), ResidualSource()) for family in SETS)
+PARTS: dict[str, Callable[[str], Recipe]] = {
+    "base": _base,
+    "reference": _reference,
+    "seqd": _seqd,
+    "seqd-plain": partial(_seqd, name="seqd-plain", source=ResidualSource()),
+    "seqd-longer": partial(_seqd, name="seqd-longer", longer=EXTRA_COMPUTE),
+    "rcd": _rcd,
+    "paper": partial(_rcd, name="paper", carry=Residual(), source=ResidualSource()),
+}
+
+
+def __getattr__(name: str) -> Callable[[], Recipe]:
+    """`sdar_seqd` and the like: each part of each set."""
+    models, _, part = name.partition("_")
+    if models in SETS and part in PARTS:
+        return partial(PARTS[part], models)
+    raise AttributeError(name)

@@ -32,7 +32,7 @@ def write_trained(
         start.rcd,
         carry=None if config.carry is None else describe(config.carry),
         block_length=start.model.settings.block_length,
-        stage="reference" if config.carry is None else "target",
+        stage="seqd" if config.carry is None else "rcd",
         max_new_tokens=config.max_new_tokens or start.rcd.max_new_tokens,
         provenance={"trained_from": config.model, "data": config.data, "steps": steps, "reference": config.reference},
     )

@@ -139,8 +139,11 @@ class Objective(nn.Module):
         steps = int(torch.randint(0, self.source.trajectory + 1, (), generator=generator))
         low, high = self.source.trajectory_threshold
         threshold = low + (high - low) * batch.extra[:, :1]  # a draw of each row
+        slow = batch.extra[:, 2:3] < self.source.trajectory_slow
+        threshold = threshold.masked_fill(slow, 1.0)
         late = (batch.extra[:, 1:2] < self.source.trajectory_from_noise) & batch.masked.any(-1, keepdim=True)
-        masked, state = torch.where(late, batch.masked, batch.answer), None
+        tail = self._tail(batch) & slow & self.source.trajectory_tail
+        masked, state = torch.where(late, batch.masked, batch.answer) | tail, None
         for _ in range(steps):
             layout = self.lay_out(frame, masked)
             before = None if state is None else _pick(state, layout)
@@ -149,14 +152,21 @@ class Objective(nn.Module):
             rows, slots = layout.source.unbind(1)
             head = self.model.head.weight
             confidence[rows, slots] = confidence_of(hidden, head)
-            commit = masked & ((confidence > threshold) | self._best_of_block(batch, confidence))
+            confidence = confidence.masked_fill(tail, float("-inf"))
+            commit = masked & ~tail & ((confidence > threshold) | self._best_of_block(batch, confidence))
             after = masked & ~commit
             if self.carry is not None:
                 state = (_spread(layout, batch), residual_of(hidden, head, self.carry, self.model.codebook))
-            masked = torch.where(after.any(-1, keepdim=True), after, masked)
-        share = masked.sum(-1, keepdim=True) / batch.answer.sum(-1, keepdim=True).clamp_min(1)
-        weight = batch.normaliser / share.clamp_min(1e-3)
+            masked = torch.where((after & ~tail).any(-1, keepdim=True), after, masked)
+        share = (masked & ~tail).sum(-1, keepdim=True) / (batch.answer & ~tail).sum(-1, keepdim=True).clamp_min(1)
+        weight = batch.normaliser / share.clamp_min(1e-3).where(~tail, 1.0)
         return masked, weight, state
+
+    def _tail(self, batch: Batch) -> Tensor:
+        """[B, L] the answer's positions behind the first end of text."""
+        ends = torch.isin(batch.ids, torch.tensor(self.model.settings.eos_token_ids, device=batch.ids.device))
+        ends &= batch.answer
+        return batch.answer & (ends.cumsum(-1) - ends.long() > 0)
 
     def _best_of_block(self, batch: Batch, confidence: Tensor) -> Tensor:
         """Each block's most confident mask commits in any case, as in decoding."""

@@ -39,6 +39,11 @@ class ResidualSource:
     trajectory_from_noise: float = 0.0
     """Share of the sequences whose trajectory begins at the random mask state instead of the masked answer: the late
     states of slow decoding, which few steps from the beginning do not reach."""
+    trajectory_slow: float = 0.0
+    """Share of the sequences whose trajectory commits one token a step: there a residual recurs many times while little
+    else changes."""
+    trajectory_tail: bool = False
+    """Slow trajectories commit nothing behind the text's end: decoding one token a step never comes to those masks."""
     codebook_gradient: bool = False
     """Whether the loss reaches the codebook through delta. The paper does not say."""
 
@@ -47,6 +52,7 @@ class ResidualSource:
         number("residual.noisier", self.noisier, least=0, most=1)
         number("residual.trajectory_share", self.trajectory_share, least=0, most=1)
         number("residual.trajectory_from_noise", self.trajectory_from_noise, least=0, most=1)
+        number("residual.trajectory_slow", self.trajectory_slow, least=0, most=1)
         whole("residual.recycling", self.recycling, least=0)
         whole("residual.trajectory", self.trajectory, least=0)
         if len(self.trajectory_threshold) != 2:

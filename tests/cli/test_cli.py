@@ -85,6 +85,31 @@ def test_settings_without_effect_are_said(folder: str) -> None:
     json.loads(done.stdout)
 
 
+def test_unknown_words_are_named(folder: str) -> None:
+    runner, flags = CliRunner(), ["--model", folder, "--device", "cpu", "--max-new-tokens", "4"]
+    for output in ([], ["--json"]):
+        result = runner.invoke(app, ["generate", "the purple fox, purple and loud", *flags, *output])
+        assert result.exit_code == 0
+        assert "note: the tokenizer does not know 'purple', 'loud'; the answer may be nonsense" in result.stderr
+        assert "purple" not in result.stdout
+    result = runner.invoke(app, ["generate", "zu viele neue Worte sind da hier", *flags])
+    assert "'sind' and 2 more" in result.stderr
+    for prompt in (["the old fox"], ["0 1", "--ids"]):
+        assert "does not know" not in runner.invoke(app, ["generate", *prompt, *flags]).stderr
+
+
+def test_an_empty_answer_is_said(folder: str) -> None:
+    flags = ["--model", folder, "--device", "cpu", "--max-new-tokens", "1"]
+    model, config = rcd.load(folder, device="cpu"), rcd.DecodeConfig(max_new_tokens=1)
+    first = model.generate("the old fox", config).sequences[0][0]
+    for output in ([], ["--json"]):
+        result = CliRunner().invoke(app, ["generate", "the old fox", *flags, *output])
+        assert "empty" not in result.stderr
+        result = CliRunner().invoke(app, ["generate", "the old fox", *flags, "--eos-token-id", str(first), *output])
+        assert result.exit_code == 0
+        assert "note: the answer is empty: the model ended its text at once" in result.stderr
+
+
 BAD = {
     "missing folder": (["--model", "/no/such/folder"], "there is no folder or file"),
     "unknown carry": (["--carry", "residul"], "did you mean 'residual'"),

@@ -208,6 +208,19 @@ def test_early_stop_spends_no_step_on_filler(family: str, carry: str) -> None:
     assert stops == {"eos", "length"}
 
 
+def test_masks_behind_an_end_token_are_closed_at_no_cost() -> None:
+    from rcd.decode.stopping import close
+
+    ids, token = torch.tensor([[5, 9, 0, 0, 0], [5, 0, 0, 8, 0]]), torch.tensor([[1, 1, 8, 3, 9], [1, 2, 3, 4, 5]])
+    masked, output = ids == 0, torch.tensor([[True] * 4 + [False], [True] * 5])
+    closed, left = close(ids, masked, token, output, (9, 8), early=True)
+    assert closed.tolist() == [[5, 9, 8, 9, 0], [5, 0, 0, 8, 8]]  # the predicted end, or else the text's own
+    assert left.tolist() == [[False] * 4 + [True], [False, True, True, False, False]]
+    assert all(
+        a is b for a, b in zip(close(ids, masked, token, output, (9, 8), early=False), (ids, masked), strict=True)
+    )
+
+
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_the_scope_of_a_carry_matters_only_with_several_blocks(models: dict[str, rcd.Pipeline], family: str) -> None:
     pipeline = models[family]

@@ -51,7 +51,7 @@ def test_the_dry_run_counts_the_base(capsys: pytest.CaptureFixture[str]) -> None
     train("tasks-llada-rcd", None, stage="all", settings=[], reference=None, resume=False, dry_run=True, device="cpu")
     shown = capsys.readouterr().out
     assert shown.count("1,352,640") == 2 and "reference" not in shown  # as many as the bundled model has
-    assert "200,000, 16,800,000" in shown  # 84 tokens each
+    assert "200,000, 21,000,000" in shown  # 105 tokens each
 
 
 @pytest.mark.parametrize(

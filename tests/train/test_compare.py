@@ -81,7 +81,7 @@ def test_recipes_are_trained_swept_and_compared(
     run = tmp_path / "runs" / "half"
     held = json.loads((run / "train.json").read_text())
     assert held["carry"]["alpha_scale"] == 0.5 and held["residual"]["trajectory_threshold"] == [0.6, 1]
-    assert json.loads((run / "model" / "rcd.json").read_text())["max_new_tokens"] == held["max_new_tokens"] == 48
+    assert json.loads((run / "model" / "rcd.json").read_text())["max_new_tokens"] == held["max_new_tokens"] == 64
     assert len((run / "snapshots.jsonl").read_text().splitlines()) == 2
     assert json.loads((run / "compare.json").read_text())["all"]["items"] == 4
     assert {path.name.split("-")[0] for path in (tmp_path / "runs").iterdir() if path.is_dir()} >= {"base", "reference"}

@@ -274,6 +274,31 @@ def test_a_trajectory_may_begin_at_the_random_masks() -> None:
     assert not (begun[min(begun)][rows] & ~given.masked[rows]).any() and min(begun) < max(begun)
 
 
+def test_a_slow_trajectory_commits_one_token_a_step() -> None:
+    target, given = model("llada", spread=6.0), batch()
+    source = ResidualSource(trajectory=1, trajectory_share=1.0, trajectory_threshold=(0.0, 0.0), trajectory_slow=1.0)
+    objective = Objective(target, source=source, block_length=B)
+    left = set()
+    with torch.no_grad():
+        for seed in range(8):
+            masked, _, _ = objective._trajectory(objective.frame(given), torch.Generator().manual_seed(seed))
+            left.add(tuple((given.answer.sum(-1) - masked.sum(-1)).tolist()))
+    assert left == {(0,) * len(given.ids), (1,) * len(given.ids)}
+
+
+def test_a_slow_trajectory_may_leave_the_masks_behind_the_end_alone() -> None:
+    target, given = model("sdar", spread=6.0), batch()
+    objective = Objective(target, block_length=B, source=ResidualSource(
+        trajectory=3, trajectory_share=1.0, trajectory_slow=1.0, trajectory_tail=True
+    ))  # fmt: skip
+    tail = objective._tail(given)
+    assert tail.any() and (given.ids[tail] == target.settings.eos_token_ids[0]).all()
+    with torch.no_grad():
+        for seed in range(8):
+            masked, weight, _ = objective._trajectory(objective.frame(given), torch.Generator().manual_seed(seed))
+            assert masked[tail].all() and (masked & ~tail).any(-1).all() and weight.isfinite().all()
+
+
 def test_gradients_reach_the_target_and_never_the_reference() -> None:
     target, reference = model("sdar"), model("sdar", seed=9)
     loss(Objective(target, carry=Residual(), reference=reference)).backward()

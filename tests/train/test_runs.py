@@ -29,8 +29,8 @@ def test_both_stages_learn_and_export_ordinary_folders(unbroken: Path) -> None:
         assert len(list((unbroken / stage / "checkpoints").glob("step-*"))) == 2
     assert metrics(unbroken / "target")[-1]["alpha"] > 0.1
     reference, target = (rcd.load(unbroken / s / "model", device="cpu") for s in ("reference", "target"))
-    assert reference.resolve().carry == rcd.NoCarry() and reference.checkpoint.rcd.stage == "reference"
-    assert target.resolve().carry == rcd.Residual() and target.checkpoint.rcd.stage == "target"
+    assert reference.resolve().carry == rcd.NoCarry() and reference.checkpoint.rcd.stage == "seqd"
+    assert target.resolve().carry == rcd.Residual() and target.checkpoint.rcd.stage == "rcd"
     assert target.generate("12+3=?", rcd.DecodeConfig(max_new_tokens=8)).results[0].tokens > 0
 
 

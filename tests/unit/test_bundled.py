@@ -16,7 +16,8 @@ from rcd.models import bundled
 from rcd.recipes.tasks import SETS
 
 ROOT = Path(bundled.__file__).parents[2]
-NAMES = [f"{family}-{kind}" for family in ("llada", "sdar") for kind in ("rcd", "reference", "seqd")]
+NAMES = [f"{models}-{kind}" for models in ("llada", "sdar") for kind in ("rcd", "reference", "seqd")]
+NAMES += ["words-rcd", "words-seqd"]
 
 
 def test_the_manifest_lists_every_file_and_nothing_is_too_large() -> None:
@@ -48,7 +49,9 @@ def test_a_bundled_model_is_an_ordinary_checkpoint(name: str) -> None:
     assert pipeline.checkpoint.rcd.provenance["recipe"] == f"tasks-{name}"
 
 
-@pytest.mark.parametrize(("name", "mix", "least"), [("sdar-rcd", "words", 18), ("llada-rcd", "sudoku", 24)])
+@pytest.mark.parametrize(
+    ("name", "mix", "least"), [("words-rcd", "words", 26), ("llada-rcd", "sudoku", 20), ("sdar-rcd", "sudoku", 16)]
+)
 def test_it_answers_problems_that_it_was_not_trained_on(name: str, mix: str, least: int) -> None:
     given = list(problems(mix, "test", 32, seed=11))
     out = rcd.load(f"bundled:{name}", device="cpu").generate(

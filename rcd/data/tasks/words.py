@@ -21,6 +21,10 @@ from rcd.data.tasks.lexicon import CONTAINERS, GROUPS, ITEMS, MEN, MONEY, PLACES
 LARGEST = 99
 LONGEST_QUESTION = 50
 MOST_EQUATIONS = 4
+OPERATIONS = (1, 2, 2, 3, 3)
+"""How many things happen, drawn from these; the start and packed things have equations of their own."""
+JOINED = 0.3
+"""Share of the second sentences that are joined to the first with `and`, where they can be."""
 
 TIMES = {2: ("doubles", "twice"), 3: ("triples", "three times"), 4: ("quadruples", "four times")}
 
@@ -41,7 +45,7 @@ LEADS = [
 ]  # fmt: skip
 WHERE = ["", " at the {l}", " near the {l}", " on the way home", " before lunch", " after school", " while {o} waits"]
 GAINS = "buys,finds,receives,collects,picks up,wins,earns,gets,gathers,discovers,is given".split(",")
-LOSSES = "loses,sells,gives away,throws away,drops,donates,hands out,misplaces,trades away,uses up".split(",")
+LOSSES = "loses,sells,gives away,throws away,drops,donates,hands out,misplaces,trades away,uses up,uses".split(",")
 PASSES = "gives lends mails sends hands".split()
 PACKED = [
     "{n} {c} with {k} {i} each", "{n} {c} of {k} {i}", "{n} {c} with {k} {i} in each", "{n} {c}, each with {k} {i}",
@@ -92,10 +96,11 @@ def _both(*parts: Iterable[str]) -> list[str]:
 TEMPLATES = {
     "has": _told(OPENINGS, _both(OWNS, ["{n} {i}"]), STORED, "p"),
     "has packed": _told(OPENINGS, _both(OWNS, PACKED), STORED, "p"),
-    "gain": _told(LEADS, _both(GAINS, ["{n} {i}", "{n} more {i}", "{n} new {i}"]), WHERE),
+    "gain": _told(LEADS, _both(GAINS, ["{n} {i}", "{n} more", "{n} more {i}", "{n} new {i}"]), WHERE),
     "lose": _told(
         LEADS,
-        _both(LOSSES, ["{n} {i}", "{n} of {h} {i}"]) + _both(PASSES, ["{n} {i} to {o}", "{n} of {h} {i} to {o}"]),
+        _both(LOSSES, ["{n} {i}", "{n} of them", "{n} of {h} {i}"])
+        + _both(PASSES, ["{n} {i} to {o}", "{n} of {h} {i} to {o}"]),
         WHERE[:-1],
     ),
     "gain packed": _told(LEADS, _both(GAINS, PACKED), WHERE),
@@ -123,7 +128,7 @@ TEMPLATES = {
         _both(["shares", "divides", "splits"], ALL, ["equally among {k} {g}", "equally between {k} {g}"]),
         WHERE[:-1],
     ),
-    "how many": _asked("{i}", _both(["does {p}"], HAVE), ["", *TOTALS[1:3]]),
+    "how many": _asked("{i}", _both(["does {p}", "does {s}"], HAVE), ["", " now", *TOTALS[1:3]]),
     "how many has the other": _asked("{i}", _both(["does {o}"], HAVE), ["", *TOTALS[1:3]]),
     "how many together": _asked("{i}", _both(["do {p} and {o}"], HAVE), TOTALS),
     "how many more": [
@@ -316,12 +321,14 @@ def _story(generator: random.Random) -> Story:
     story = Story(generator)
     _start(story)
     end = ENDS[story.pick(0, len(ENDS) - 1)]
-    operations = (2, 2, 3, 3)[story.pick(0, 3)] - (end is not _plain)
-    while operations:
-        operations -= STEPS[story.pick(0, len(STEPS) - 1)](story)
-        if not operations and not end(story):
+    operations = OPERATIONS[story.pick(0, len(OPERATIONS) - 1)] - (end is not _plain)
+    while True:
+        if operations:
+            operations -= STEPS[story.pick(0, len(STEPS) - 1)](story)
+        elif end(story):
+            return story
+        else:
             operations, end = 1, _plain
-    return story
 
 
 def _text(story: Story, tables: Tables) -> str | None:
@@ -335,7 +342,7 @@ def _text(story: Story, tables: Tables) -> str | None:
     name, item, group, money = one(NAMES), one(ITEMS), one(list(GROUPS)), one(MONEY)
     she, capital, her = PEOPLE[name]
     share = 0.4 if len(story.sentences) > 4 else 1.0  # a long story is told in short sentences
-    sentences, size = [], 0
+    sentences, size = list[str](), 0
     for kinds, slots in story.sentences:
         other = one(NAMES)
         while other == name:
@@ -348,8 +355,12 @@ def _text(story: Story, tables: Tables) -> str | None:
         for kind in kinds:
             table = tables[kind]
             template, length = table[int(random() * len(table) * share)]
-            sentences.append(template.format_map(slots))
             size += length
+            if template.startswith("{S} ") and len(sentences) == 1 and random() < JOINED:
+                joined = template.removeprefix("{S} ").format_map(slots)
+                sentences[0] = f"{sentences[0][:-1]} and {joined}"
+            else:
+                sentences.append(template.format_map(slots))
     return " ".join(sentences) if size <= LONGEST_QUESTION else None
 
 
