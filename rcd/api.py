@@ -138,14 +138,15 @@ class Pipeline:
         *,
         reference: Pipeline | None = None,
         generator: torch.Generator | None = None,
+        seeds: Sequence[int] | None = None,
         chat: bool | None = None,
     ) -> Output:
-        """Decode to the end. `generator` (else the configuration's seed) seeds the rows' own generators; `chat` wraps
-        plain texts in the tokenizer's chat template (None: when it has one)."""
+        """Decode to the end. `seeds` (one a row), else `generator`, else the configuration's seed seed the rows' own
+        generators; `chat` wraps plain texts in the tokenizer's chat template (None: when it has one)."""
         began = time.perf_counter()
         results: dict[int, Generation] = {}
         rows = self.encode(prompts, chat)
-        for event in self.stream(rows, config, reference=reference, generator=generator):
+        for event in self.stream(rows, config, reference=reference, generator=generator, seeds=seeds):
             if isinstance(event, Finished):
                 results[event.row] = self.generation(event, time.perf_counter() - began)
         return Output([results[row] for row in range(len(rows))])
@@ -158,6 +159,7 @@ class Pipeline:
         *,
         reference: Pipeline | None = None,
         generator: torch.Generator | None = None,
+        seeds: Sequence[int] | None = None,
         chat: bool | None = None,
     ) -> Iterator[Event]:
         """The events of decoding: a Step after every denoising step, a Finished for every prompt."""
@@ -169,7 +171,7 @@ class Pipeline:
                 raise RCDError("this carry needs a reference model; name one with reference (--reference).")
             check_reference(self, reference, rows, resolved)
         window = registry.get("window", resolved.window)
-        generators = row_generators(len(rows), resolved.seed, generator, self.model.device)
+        generators = row_generators(len(rows), resolved.seed, generator, self.model.device, seeds)
         yield from window(self.model, reference.model if reference else None, rows, resolved, generators)
 
     def encode(self, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
@@ -237,12 +239,15 @@ def load(
 
 
 def row_generators(
-    rows: int, seed: int, generator: torch.Generator | None, device: torch.device
+    rows: int, seed: int, generator: torch.Generator | None, device: torch.device, seeds: Sequence[int] | None = None
 ) -> list[torch.Generator]:
-    """One generator a row, so that a row's draws do not depend on the batch: seeded with seed + row, or from
-    `generator`."""
+    """One generator a row, so that a row's draws do not depend on the batch: seeded with `seeds`, from `generator`, or
+    with seed + row."""
     place = device if device.type == "cuda" else torch.device("cpu")
-    seeds = [seed + row for row in range(rows)]
+    if seeds is not None and (len(seeds) != rows or generator is not None):
+        raise RCDError(f"{rows} prompts need {rows} seeds and no generator beside them, not {len(seeds)} seeds.")
+    if seeds is None:
+        seeds = [seed + row for row in range(rows)]
     if generator is not None:
         seeds = torch.randint(2**62, (rows,), generator=generator, device=generator.device).tolist()
     return [torch.Generator(place).manual_seed(value) for value in seeds]

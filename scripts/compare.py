@@ -48,7 +48,7 @@ from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import open_checkpoint
 from rcd.models.pairing import check_pair
 from rcd.models.settings import read_json
-from rcd.models.source import locate
+from rcd.models.source import fingerprint
 from rcd.recipes.base import Recipe, find
 from rcd.train.config import TrainConfig
 from rcd.train.export import export_checkpoint
@@ -309,17 +309,6 @@ def sweep_record(job: Job, options: argparse.Namespace) -> dict[str, Any]:
     given, output = ("problems", "seed", "mix", "thresholds", "store"), Path(options.output)
     model = fingerprint(job.place(output)) if job.finished(output) else None
     return {**{key: getattr(options, key) for key in given}, "model": model}
-
-
-def fingerprint(model: str) -> str:
-    """Of a checkpoint's content, wherever it lies."""
-    path = locate(model)
-    files = [path] if path.is_file() else [*path.glob("*.json"), *path.glob("*.safetensors")]
-    digest = hashlib.blake2b(digest_size=8)
-    for file in sorted(files):
-        with file.open("rb") as content:
-            digest.update(file.name.encode() + hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _some(source: Source, first: int, count: int) -> list[Example]:

@@ -50,7 +50,7 @@ ROW, GRID = 7, 41
 def demo(
     problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 100,
     models: Annotated[str, typer.Option("--set", help=f"The bundled models: {', '.join(SETS)}.")] = "llada",
-    threshold: Annotated[float, typer.Option(help="Commit every token above this confidence.")] = 0.9,
+    threshold: Annotated[float, typer.Option(help="Commit every token above this confidence.")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="Of the problems; by default new ones every time.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="The trade-off as PNG or SVG; by default rcd-demo.png, none with --json.")
@@ -160,7 +160,7 @@ def _interval(point: Point) -> tuple[float, float]:
 def _sweep(side: str, pipeline: Pipeline, given: list[Problem], thresholds: tuple[float, ...]) -> Sweep:
     from rcd.evaluate.sweep import run_sweep
 
-    return run_sweep(pipeline, given, thresholds, name=SIDES[side], batch=64)
+    return run_sweep(pipeline, given, thresholds, name=SIDES[side], batch=16, exact=False)
 
 
 def _sweeps(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rcd.decode.config import DecodeConfig
-from rcd.errors import RCDError, whole
+from rcd.errors import RCDError
+from rcd.evaluate.answering import answers
 from rcd.evaluate.grading import grade
 from rcd.evaluate.points import Point, Sweep
 from rcd.evaluate.statistics import aup_all, check_same_items, matched, one_token, speedup, wilson
@@ -42,31 +43,24 @@ def run_point(
     *,
     reference: Pipeline | None = None,
     batch: int = 256,
+    exact: bool = True,
 ) -> Point:
-    """Decode every question, grade every answer. Batches hold questions of like length, the longest first; what is
-    returned is in the order of the problems."""
-    whole("batch", batch, least=1)
+    """Decode every question, grade every answer; what is returned is in the order of the problems."""
     if not problems:
         raise RCDError("there are no problems to decode; ask for at least one.")
     prompts = pipeline.encode([problem.question for problem in problems])
     config = pipeline.resolve(config, max(map(len, prompts)))  # once, so that no batch has settings of its own
-    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
-    results: dict[int, Generation] = {}
     began = time.perf_counter()
-    for first in range(0, len(order), batch):
-        rows = order[first : first + batch]
-        seeded = replace(config, seed=config.seed + first)  # no two rows of a point draw alike
-        output = pipeline.generate([prompts[i] for i in rows], seeded, reference=reference)
-        results.update(zip(rows, output.results, strict=True))
+    results = dict(answers(pipeline, prompts, config, reference=reference, batch=batch, exact=exact))
     seconds = time.perf_counter() - began
-    answers = [results[i] for i in range(len(problems))]
+    given = [results[i] for i in range(len(problems))]
     return Point(
         threshold=config.threshold,
-        right=np.array([grade(problem, answer.text) for problem, answer in zip(problems, answers, strict=True)]),
-        tokens=np.array([answer.tokens for answer in answers]),
-        steps=np.array([steps_of(answer) for answer in answers]),
+        right=np.array([grade(problem, answer.text) for problem, answer in zip(problems, given, strict=True)]),
+        tokens=np.array([answer.tokens for answer in given]),
+        steps=np.array([steps_of(answer) for answer in given]),
         seconds=seconds,
-        texts=[answer.text for answer in answers],
+        texts=[answer.text for answer in given],
     )
 
 
@@ -79,6 +73,7 @@ def run_sweep(
     name: str,
     reference: Pipeline | None = None,
     batch: int = 256,
+    exact: bool = True,
     say: Callable[[str], None] | None = None,
 ) -> Sweep:
     """`run_point` at every threshold, otherwise with the same configuration; `say` hears one line a point."""
@@ -88,7 +83,7 @@ def run_sweep(
     longest = max(map(len, pipeline.encode([problem.question for problem in problems])))
     config = pipeline.resolve(config, longest)
     for each in [replace(config, threshold=threshold) for threshold in thresholds]:
-        point = run_point(pipeline, problems, each, reference=reference, batch=batch)
+        point = run_point(pipeline, problems, each, reference=reference, batch=batch, exact=exact)
         points.append(point)
         if say is not None:
             say(

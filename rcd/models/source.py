@@ -5,6 +5,7 @@ Only safetensors and GGUF are read. Nothing is unpickled and no code of a checkp
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 from collections.abc import Iterator
@@ -200,3 +201,22 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Any | None
         except Exception as error:  # a vocabulary that transformers cannot convert
             print(f"rcd: note: the tokenizer in {path} cannot be read ({first_line(error)})", file=sys.stderr)
     return config, state, words
+
+
+LARGE, ENDS = 1 << 26, 1 << 20
+
+
+def fingerprint(model: str | Path) -> str:
+    """Of a checkpoint's content, wherever it lies: every byte of small files, size and both ends of large ones."""
+    path = locate(model)
+    files = [path] if path.is_file() else [*path.glob("*.json"), *path.glob("*.safetensors")]
+    digest = hashlib.blake2b(digest_size=8)
+    for file in sorted(files):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(size if size <= LARGE else ENDS))
+            if size > LARGE:
+                content.seek(-ENDS, 2)
+                digest.update(content.read())
+    return digest.hexdigest()

@@ -41,9 +41,17 @@ def plan(name: str, config: TrainConfig, gpus: int = 8, base: TrainConfig | None
         computed = steps * config.total_batch * tokens / examples * 2  # the text and its noisy copy
         passes = config.residual.trajectory / 2 * config.residual.trajectory_share / 3  # forward alone, on average
         cost = 6 * count * computed * (1.4 if config.needs_reference else 1.0 + passes)
-        hours = cost / (gpus * H100_FLOPS * ASSUMED_MFU) / 3600
-        out.append(f"  hours             {hours:.1f} on {gpus} x H100 at {ASSUMED_MFU:.0%} utilisation")
+        trained = steps * config.total_batch * tokens // examples
+        out.append(f"  trained on        {trained:,} tokens, {trained / max(1, tokens):.1f} times the data")
+        out.append(_time(cost / (gpus * H100_FLOPS * ASSUMED_MFU), gpus))
     return out
+
+
+def _time(seconds: float, gpus: int) -> str:
+    """Hours on all GPUs; a small model cannot fill even one, and its time is not computation."""
+    if seconds < 60:
+        return "  time              minutes on one GPU (too small to estimate from the computation)"
+    return f"  time              {seconds / 3600:.1f} hours on {gpus} x H100 at {ASSUMED_MFU:.0%} utilisation"
 
 
 def _parameters(config: TrainConfig) -> tuple[int | None, str]:
