@@ -21,6 +21,7 @@ from rcd.errors import RCDError, one_of
 from rcd.models import checkpoint as ckpt
 from rcd.models import writing
 from rcd.models.checkpoint import Checkpoint
+from rcd.models.learnt import check_held
 from rcd.models.lm import DiffusionLM, ModelSettings
 from rcd.models.pairing import check_pair
 from rcd.models.settings import RCDFile
@@ -129,7 +130,10 @@ class Pipeline:
         """The configuration with every None filled in from the checkpoint."""
         if config is not None and not isinstance(config, DecodeConfig):
             raise RCDError(f"a configuration is a DecodeConfig, not a {type(config).__name__}.")
-        return (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry, longest_prompt)
+        resolved = (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry, longest_prompt)
+        assert not isinstance(resolved.carry, str)
+        check_held(self.model, resolved.carry)
+        return resolved
 
     def generate(
         self,

@@ -11,13 +11,18 @@ from typing import Any
 from rcd.errors import unknown_name
 
 TASK_SETS = ("sdar", "llada", "words")
-TASK_PARTS = ("base", "reference", "seqd", "seqd-plain", "seqd-longer", "rcd", "paper")
+TASK_PARTS = ("base", "reference", "seqd", "seqd-plain", "seqd-longer", "rcd", "paper", "loopholing")
 
 PARTS: dict[str, dict[str, str]] = {
     # what travels from one denoising step to the next
     "carry": {
         "none": "rcd.carry.none:NoCarry",
         "residual": "rcd.carry.residual:Residual",
+        "loopholing": "rcd.carry.loopholing:Loopholing",
+        "iter_smooth": "rcd.carry.iter_smooth:IterSmooth",
+        "token_merge": "rcd.carry.token_merge:TokenMerge",
+        "soft_mask": "rcd.carry.soft_mask:SoftMask",
+        "latent_refinement": "rcd.carry.latent_refinement:LatentRefinement",
     },
     # the weight of a residual (Eq. 3 and the other seven of fig:ablation-on-alpha)
     "alpha": {
@@ -78,6 +83,19 @@ PARTS: dict[str, dict[str, str]] = {
         "seqd-sdar-8b-b64": "rcd.recipes.paper:seqd_8b_b64",
         "seqd-sdar-8b-b64-extended": "rcd.recipes.paper:seqd_8b_b64_extended",
         "seqd-llada-8b": "rcd.recipes.paper:seqd_llada_8b",
+    },
+    # what a model is asked; any JSONL file is one too
+    "task": {
+        "gsm8k": "rcd.evaluate.tasks:GSM8K",
+        "math500": "rcd.evaluate.tasks:MATH500",
+        "minerva_math": "rcd.evaluate.tasks:MINERVA_MATH",
+        "aime24": "rcd.evaluate.tasks:AIME24",
+        "aime25": "rcd.evaluate.tasks:AIME25",
+        "gsm1k": "rcd.evaluate.tasks:GSM1K",
+        "gsm-plus": "rcd.evaluate.tasks:GSM_PLUS",
+        "words": "rcd.evaluate.tasks:WORDS",
+        "sudoku": "rcd.evaluate.tasks:SUDOKU",
+        "mixed": "rcd.evaluate.tasks:MIXED",
     },
 }
 

@@ -44,6 +44,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, number, one_of, whole
 from rcd.evaluate import plots
 from rcd.evaluate.sweep import Sweep, compare, lines, run_point, run_sweep
+from rcd.evaluate.tables import page
 from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import open_checkpoint
 from rcd.models.pairing import check_pair
@@ -480,19 +481,6 @@ def run_all(jobs: list[Job], examples: dict[Source, list[Example]], options: arg
     return failed
 
 
-def table(sweeps: dict[str, Sweep]) -> list[str]:
-    """Markdown: accuracy (tokens per step) of every sweep at every threshold."""
-    thresholds = sorted({point.threshold for sweep in sweeps.values() for point in sweep.points})
-    out = [f"| threshold | {' | '.join(sweeps)} |", "|---" * (len(sweeps) + 1) + "|"]
-    for threshold in thresholds:
-        cells = []
-        for sweep in sweeps.values():
-            point = next((point for point in sweep.points if point.threshold == threshold), None)
-            cells.append("" if point is None else f"{point.accuracy:.1f} ({point.tokens_per_step:.2f})")
-        out.append(f"| {threshold:g} | {' | '.join(cells)} |")
-    return out
-
-
 def report(jobs: list[Job], failed: Sequence[str], options: argparse.Namespace) -> None:
     """Tables and figures of the runs that were swept: report.md, frontier.png, tokens.png."""
     output = Path(options.output)
@@ -501,22 +489,16 @@ def report(jobs: list[Job], failed: Sequence[str], options: argparse.Namespace) 
         print("compare: no run was swept, so there is nothing to report", file=sys.stderr)
         return
     sweeps = {name: Sweep.load(output / name / "sweep.jsonl") for name in swept}
-    page = [f"# {options.problems:,} problems, {options.mix}, seed {options.seed}", "", *table(sweeps)]
     first = next(job.name for job in jobs if job.sweeps)
     base = sweeps.get(first) if options.base else None
     if options.base and base is None:
         print(f"compare: note: {first} has failed, so there is nothing to compare the others with", file=sys.stderr)
-    if failed:
-        page[1:1] = ["", f"Failed or skipped: {', '.join(failed)}."]
-    for task in sorted({task for sweep in sweeps.values() for task in sweep.tasks}):
-        page += ["", f"{task}:", "", *table({name: sweep.only(task) for name, sweep in sweeps.items()})]
-    for name, sweep in sweeps.items():
-        if base is not None and sweep is not base:
-            found = compare(base, sweep)
-            (output / name / "compare.json").write_text(json.dumps(found, indent=1))
-            page += ["", "```", *lines(found), "```"]
-            print("\n".join(lines(found)), flush=True)
-    (output / "report.md").write_text("\n".join(page) + "\n")
+    found = {name: compare(base, sweep) for name, sweep in sweeps.items() if base is not None and sweep is not base}
+    for name, comparison in found.items():
+        (output / name / "compare.json").write_text(json.dumps(comparison, indent=1))
+        print("\n".join(lines(comparison)), flush=True)
+    title = f"{options.problems:,} problems, {options.mix}, seed {options.seed}"
+    (output / "report.md").write_text(page(title, sweeps, list(found.values()), failed))
     try:
         draw(sweeps, output, f"{options.problems} held-out problems")
     except RCDError as error:  # no matplotlib: they can be drawn later, on another machine

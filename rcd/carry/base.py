@@ -6,9 +6,10 @@ Shapes: B batch, L window, V vocabulary, D embedding.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from rcd import registry
 from rcd.errors import RCDError, unknown_name
@@ -33,6 +34,20 @@ class CarryState(Protocol):
         ...
 
 
+class TensorState:
+    """The rows of a state that is a frozen dataclass of tensors, the row their first dimension."""
+
+    def rows(self, index: Tensor) -> Self:
+        return type(self)(*(tensor[index] for tensor in self._tensors()))
+
+    def put(self, index: Tensor, other: Self) -> Self:
+        pairs = zip(self._tensors(), other._tensors(), strict=True)
+        return type(self)(*(tensor.index_copy(0, index, new.to(tensor.dtype)) for tensor, new in pairs))
+
+    def _tensors(self) -> list[Tensor]:
+        return [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+
+
 class Carry(Protocol):
     """refresh -> inject -> [the model] -> update, at every step."""
 
@@ -41,17 +56,44 @@ class Carry(Protocol):
         """Whether `refresh` will ask for a pass of a reference model."""
         ...
 
+    @property
+    def everywhere(self) -> bool:
+        """Whether the state enters at every position of the window, tokens included, or at masks alone."""
+        ...
+
     def refresh(self, state: Any | None, passes: Passes, codebook_VD: Tensor) -> CarryState:
         """The state that the coming step sees; `state` is None before the first step of a block."""
         ...
 
-    def inject(self, embeds_BLD: Tensor, masked_BL: Tensor, state: Any) -> Tensor:
-        """The model's input embeddings (Eq. 2)."""
+    def inject(self, embeds_BLD: Tensor, where_BL: Tensor, state: Any, learnt: nn.Module | None = None) -> Tensor:
+        """The model's input embeddings (Eq. 2), changed only `where` the carry enters (`places`). `learnt` is what the
+        model holds of the carry's parameters (`LearntCarry`)."""
         ...
 
     def update(self, state: Any, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor) -> CarryState:
         """What the finished step hands on."""
         ...
+
+
+@runtime_checkable
+class LearntCarry(Protocol):
+    """A carry with parameters of its own. The model holds them (`DiffusionLM.carry_parameters`), so that they are
+    trained, sharded, moved and resumed with it; a checkpoint keeps them in carry.safetensors. The carry itself stays a
+    frozen dataclass of settings."""
+
+    def parameters(self, width: int) -> nn.Module:
+        """New ones, as training begins with them."""
+        ...
+
+
+def learnt_by(carry: Carry | None, width: int) -> nn.Module | None:
+    """New parameters of a carry that learns some; None for any other."""
+    return carry.parameters(width) if isinstance(carry, LearntCarry) else None
+
+
+def places(carry: Carry, masked_BL: Tensor) -> Tensor:
+    """Where the carry enters."""
+    return torch.ones_like(masked_BL) if carry.everywhere else masked_BL
 
 
 def make(name: str, settings: dict[str, Any] | None = None) -> Carry:

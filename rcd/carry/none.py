@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rcd.residual.distribution import Distribution
 from rcd.residual.start import Passes
@@ -25,11 +25,12 @@ class Nothing:
 @dataclass(frozen=True)
 class NoCarry:
     needs_reference: ClassVar[bool] = False
+    everywhere: ClassVar[bool] = False
 
     def refresh(self, state: Nothing | None, passes: Passes, codebook_VD: Tensor) -> Nothing:
         return Nothing()
 
-    def inject(self, embeds_BLD: Tensor, masked_BL: Tensor, state: Nothing) -> Tensor:
+    def inject(self, embeds_BLD: Tensor, where_BL: Tensor, state: Nothing, learnt: nn.Module | None = None) -> Tensor:
         return embeds_BLD
 
     def update(self, state: Nothing, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor) -> Nothing:

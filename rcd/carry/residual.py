@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rcd import registry
+from rcd.carry.base import TensorState
 from rcd.errors import number, one_of
 from rcd.residual.alpha import weight
 from rcd.residual.context import interpolate, soft_embedding, top1_embedding
@@ -16,25 +18,30 @@ from rcd.residual.start import Passes
 
 
 @dataclass(frozen=True)
-class ResidualState:
+class ResidualState(TensorState):
     """(alpha, delta) per position: B x L x D between steps, not the distribution's B x L x V."""
 
     alpha: Tensor
     delta: Tensor
 
-    def rows(self, index: Tensor) -> ResidualState:
-        return ResidualState(self.alpha[index], self.delta[index])
+    @classmethod
+    def zero(cls, passes: Passes, codebook_VD: Tensor) -> Self:
+        """No residual at any position: the cold start. What a subclass adds is zero, too."""
+        batch, length, _ = passes.shape
+        delta = torch.zeros(batch, length, codebook_VD.shape[1], device=passes.device, dtype=codebook_VD.dtype)
+        alpha = torch.zeros(batch, length, device=passes.device)
+        return cls(alpha, delta, *(torch.zeros_like(alpha) for _ in fields(cls)[2:]))
 
-    def put(self, index: Tensor, other: ResidualState) -> ResidualState:
-        alpha, delta = self.alpha.clone(), self.delta.clone()
-        alpha[index], delta[index] = other.alpha, other.delta
-        return ResidualState(alpha, delta)
+    def kept(self, keep: Tensor) -> ResidualState:
+        """The residual where `keep`, none elsewhere."""
+        return ResidualState(self.alpha * keep, self.delta)
 
 
 @dataclass(frozen=True)
 class Residual:
     """The carry of the paper. Where the paper leaves doubt, the choice is a setting."""
 
+    everywhere: ClassVar[bool] = False
     alpha: str = "entropy"
     """The weight, one of the eight of fig:ablation-on-alpha (`rcd list alpha`)."""
     alpha_scale: float = 1.0
@@ -81,9 +88,7 @@ class Residual:
         """Algorithm 2, lines 2-5."""
         p = registry.get("start", self.start)(passes, self.concentration)
         if p is None:
-            batch, length, _ = passes.shape
-            delta = torch.zeros(batch, length, codebook_VD.shape[1], device=passes.device, dtype=codebook_VD.dtype)
-            return ResidualState(torch.zeros(batch, length, device=passes.device), delta)
+            return ResidualState.zero(passes, codebook_VD)
         if self.t_res_at_start and self.t_res != 1.0:
             return self.residual(Distribution(p.log()), codebook_VD)
         return self._residual(p, p, codebook_VD)
@@ -94,8 +99,10 @@ class Residual:
             return self.residual(passes.reference(), codebook_VD)
         return self.start_state(passes, codebook_VD) if state is None else state
 
-    def inject(self, embeds_BLD: Tensor, masked_BL: Tensor, state: ResidualState) -> Tensor:
-        return interpolate(embeds_BLD, masked_BL, state.alpha, state.delta)
+    def inject(
+        self, embeds_BLD: Tensor, where_BL: Tensor, state: ResidualState, learnt: nn.Module | None = None
+    ) -> Tensor:
+        return interpolate(embeds_BLD, where_BL, state.alpha, state.delta)
 
     def update(
         self, state: ResidualState, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor

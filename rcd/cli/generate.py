@@ -22,7 +22,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     model: opt.Model = opt.DEFAULT_MODEL,
     carry: Annotated[
-        str | None, typer.Option(help="residual or none; by default what rcd.json says.", rich_help_panel=opt.CARRY)
+        str | None, typer.Option(help="rcd list carry; by default what rcd.json says.", rich_help_panel=opt.CARRY)
     ] = None,
     alpha: Annotated[
         str | None, typer.Option(help="The residual's weight: rcd list alpha.", rich_help_panel=opt.CARRY)

@@ -59,6 +59,8 @@ def _first_sentence(kind: str, name: str) -> str:
     if kind == "family":
         start = "; causal, the start of an adaptation" if part.causal else ""
         return f"{part.attention} attention on {part.backbone}{start}"
+    if kind == "task":
+        return str(part.about)
     if kind == "recipe":
         if part().about:
             return str(part().about)

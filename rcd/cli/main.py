@@ -6,7 +6,22 @@ import sys
 
 import typer
 
-from rcd.cli import demo, export, generate, info, listing, train
+from rcd.cli import (
+    ablate,
+    calibrate,
+    contamination,
+    demo,
+    evaluate,
+    export,
+    generate,
+    info,
+    listing,
+    lm_eval,
+    recall,
+    reproduce,
+    sweep,
+    train,
+)
 from rcd.errors import RCDError
 
 app = typer.Typer(
@@ -21,6 +36,15 @@ app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
 app.command("list")(listing.show)
 app.command("info")(info.info)
+app.command("eval")(evaluate.evaluate)
+app.command("compare")(evaluate.compare)
+app.command("sweep")(sweep.sweep)
+app.command("ablate")(ablate.ablate)
+app.command("calibrate")(calibrate.calibrate)
+app.command("recall")(recall.recall)
+app.command("reproduce")(reproduce.reproduce)
+app.command("lm-eval")(lm_eval.lm_eval)
+app.command("contamination")(contamination.contamination)
 app.command("train")(train.train)
 app.command("export")(export.export)
 

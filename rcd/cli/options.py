@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rcd.errors import RCDError
+
 if TYPE_CHECKING:
     from rcd.carry.base import Carry
+    from rcd.decode.config import DecodeConfig
 
 MODEL, CARRY, COMMIT, SAMPLING, LOADING = "Model", "Carry (what travels between steps)", "Commit", "Sampling", "Loading"
 
@@ -31,6 +36,62 @@ Shift = Annotated[
     int | None, typer.Option(help="1: outputs predict one position to the right.", rich_help_panel=LOADING)
 ]
 Revision = Annotated[str | None, typer.Option(help="Of a hub name: branch or commit.", rich_help_panel=LOADING)]
+
+
+Carries = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--carry",
+        help="trained (what rcd.json says), or NAME or NAME,setting=value,... (rcd list carry).",
+        rich_help_panel=CARRY,
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="key=value of any other decoding setting (docs/decoding.md).", rich_help_panel=COMMIT),
+]
+TRAINED = "trained"
+
+
+def values(texts: Iterable[str]) -> dict[str, Any]:
+    """key=value, ...: a value is JSON where it can be, else a text."""
+    out: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise RCDError(f"{text!r} should be key=value.")
+        try:
+            out[key.strip()] = json.loads(value)
+        except json.JSONDecodeError:
+            out[key.strip()] = {"None": None, "True": True, "False": False}.get(value, value)
+    return out
+
+
+def carry_spec(text: str, trained: dict[str, Any] | None) -> Carry:
+    """`trained`, NAME or NAME,setting=value,...; over a checkpoint that was trained with the carry of that name only
+    what is named changes."""
+    from rcd.carry.base import make
+
+    name, *settings = text.split(",")
+    own = dict(trained or {"name": "none"})
+    base = own.pop("name")
+    name = base if name == TRAINED else name
+    return make(name, {**(own if name == base else {}), **values(settings)})
+
+
+def decode_settings(texts: list[str] | None, known: dict[str, Any]) -> DecodeConfig:
+    """A configuration from flags (`known`; None: not given) and `--set key=value`."""
+    from dataclasses import fields
+
+    from rcd.decode.config import DecodeConfig
+    from rcd.errors import unknown_name
+
+    given = {key: value for key, value in known.items() if value is not None} | values(texts or [])
+    names = [f.name for f in fields(DecodeConfig) if f.name != "carry"]
+    for key in given:
+        if key not in names:
+            raise unknown_name("decoding setting", key, names)
+    return DecodeConfig(**given)
 
 
 def carry_of(name: str | None, trained: dict[str, Any] | None, given: dict[str, Any]) -> tuple[Carry | None, list[str]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from rcd.carry.base import CarryState
+from rcd.carry.base import CarryState, places
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Finished, Step
 from rcd.decode.lanes import Run
@@ -57,7 +57,9 @@ def decode(
         state = _refreshed(run, state, ids, view, rows, entered, config.carry_scope)
         least = quota(total, config.num_inference_steps or b, step)
         own = [generators[row] for row in rows]
-        inject = masked & (block_of == block[:, None]) if config.carry_scope == "block" else masked
+        inject = places(run.rules.carry, masked)
+        if config.carry_scope == "block":
+            inject = inject & (block_of == block[:, None])
         outcome = denoise(target, run.rules, ids, view, state, candidates, least, own, inject)
         run.ledger.count("denoising", rows)
         numbers = [run.ledger[row].denoising for row in rows]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rcd.carry.base import places
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Finished, Step
 from rcd.decode.lanes import Run, prefill_piece
@@ -121,7 +122,8 @@ def _block(
         state = run.refresh(state, ids, view, rows, taking)
         least = quota(total, config.num_inference_steps or b, torch.full_like(total, step))
         drawing = [run.generators[row] if on else None for row, on in zip(rows, alive, strict=True)]
-        outcome = denoise(model, rules, ids, view, state, candidates, least, drawing, masked)
+        inject = places(rules.carry, masked)
+        outcome = denoise(model, rules, ids, view, state, candidates, least, drawing, inject)
         run.ledger.count("denoising", taking)
         numbers = [run.ledger[row].denoising for row in rows]
         check_finite(outcome, live, rows, numbers)

@@ -71,7 +71,7 @@ def denoise(
     generators: Sequence[torch.Generator | None],
     inject_BP: Tensor | None = None,
 ) -> Outcome:
-    """Algorithm 2, lines 7-25, once. `candidates` may be committed; the carry enters at every mask, or at `inject`."""
+    """Algorithm 2, lines 7-25, once. `candidates` may be committed; the carry enters at `inject`."""
     prediction: Prediction = model(ids_BL, view, rules.carry, state, inject_BP)
     predicted = rules.distribution(prediction.logits)
     token, confidence = sample(predicted, rules.sampling, generators)

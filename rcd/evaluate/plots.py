@@ -55,9 +55,16 @@ def curves(
     xlabel: str = "training tokens",
     ylabel: str = "accuracy (%)",
     title: str = "",
+    log: bool = False,
 ) -> Path:
-    """One line a series of (x, y), for instance accuracy over training tokens."""
+    """One line a series of (x, y), for instance accuracy over training tokens; `log`: y in powers of ten."""
     path, (figure, axes) = _checked(path, series), _canvas(title, xlabel, ylabel)
+    if log:
+        axes.set_yscale("log")
+    if all(float(x).is_integer() for points in series.values() for x, _ in points):
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for k, (name, points) in enumerate(series.items()):
         ordered = sorted(points)
         axes.plot([x for x, _ in ordered], [y for _, y in ordered], label=name, **_look(k))
@@ -66,6 +73,32 @@ def curves(
 
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     return _written(figure, axes, path)
+
+
+Interval = tuple[float, float, float, float]
+"""x, accuracy, and the low and high end of its 95% interval, all but x in percent."""
+
+
+def rows(points: dict[str, Interval], path: str | Path, title: str = "", xlabel: str = "tokens per step") -> Path:
+    """One marker a row of an ablation."""
+    path, (figure, axes) = _checked(path, points), _canvas(title, xlabel, "accuracy (%)")
+    for k, (name, point) in enumerate(points.items()):
+        marker = MARKERS[(k + k // len(COLOURS)) % len(MARKERS)]  # an eighth row has a look of its own
+        _intervals(axes, [point], name, {**_look(k), "marker": marker, "linewidth": 1.0, "linestyle": "none"})
+    return _written(figure, axes, path)
+
+
+def settings(points: Sequence[Interval], path: str | Path, name: str, title: str = "") -> Path:
+    """One line: accuracy over the values of a setting."""
+    path, (figure, axes) = _checked(path, points), _canvas(title, name, "accuracy (%)")
+    _intervals(axes, sorted(points), "95% interval", _look(0))
+    return _written(figure, axes, path)
+
+
+def _intervals(axes: Axes, points: Sequence[Interval], name: str, look: dict[str, Any]) -> None:
+    x, y = [point[0] for point in points], [point[1] for point in points]
+    reach = [[max(0.0, at - low) for _, at, low, _ in points], [max(0.0, high - at) for _, at, _, high in points]]
+    axes.errorbar(x, y, yerr=reach, label=name, capsize=2, **look)
 
 
 def _checked(path: str | Path, content: Any) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Any
@@ -175,6 +175,65 @@ def speedup(base: Sweep, other: Sweep, tolerance: float = 0.0) -> float | None:
     return None if ours is None else ours / theirs
 
 
+SAVED = {"best": 0.0, "best - 1": 1.0}
+"""Accuracies that both methods are asked for: the base's best, and this many points below it."""
+
+
+def savings(base: Sweep, other: Sweep, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+    """What the other saves, with 95% intervals from a bootstrap over items.
+
+    `steps`: for the base's best accuracy, for one point less, and for its accuracy at one token a step (if threshold 1
+    was swept), the largest rho at which each side still has it, and rho_other / rho_base: so many times fewer steps.
+    The other has no rho, and the ratio is 0, where it never has that accuracy. `aup`: both forms of both, and the
+    ratio (None where the base's is 0)."""
+    check_same_items(base, other)
+    whole("resamples", resamples, least=1)
+    slowest = any(point.threshold == 1 for point in base.points)
+    found = _savings(base.curve, other.curve, slowest)
+    drawn = [_savings(a, b, slowest) for a, b in _resampled_curves(base, other, resamples, seed)]
+    for kind, rows in found.items():
+        for name, row in rows.items():
+            ratios = [each[kind][name]["ratio"] for each in drawn if each[kind][name]["ratio"] is not None]
+            known = row["ratio"] is not None and ratios
+            row["low"], row["high"] = map(float, np.percentile(ratios, [2.5, 97.5])) if known else (None, None)
+    return found
+
+
+def _savings(base: Curve, other: Curve, slowest: bool) -> dict[str, dict[str, dict[str, Any]]]:
+    best = max(y for _, y in base)
+    targets = {name: best - tolerance for name, tolerance in SAVED.items()}
+    if slowest:
+        targets["one token"] = min(base)[1]
+    steps, areas = dict[str, dict[str, Any]](), aup_all({"base": base, "other": other})
+    for name, target in targets.items():
+        theirs, ours = _reach(base, target), _reach(other, target)
+        assert theirs is not None
+        steps[name] = {"accuracy": target, "base": theirs, "other": ours, "ratio": (ours or 0.0) / theirs}
+    shares = {form: (areas["base"][form], areas["other"][form]) for form in ("own", "shared")}
+    return {
+        "steps": steps,
+        "aup": {form: {"base": a, "other": b, "ratio": b / a if a else None} for form, (a, b) in shares.items()},
+    }
+
+
+def timed(sweep: Sweep, seconds: Sequence[Sequence[float] | Array]) -> Sweep:
+    """The same with microseconds for steps (`seconds`: of each item of each point), so that `matched` compares at equal
+    tokens per microsecond."""
+    points = [
+        replace(point, steps=np.maximum(np.rint(1e6 * np.asarray(own)), 1))
+        for point, own in zip(sweep.points, seconds, strict=True)
+    ]
+    return replace(sweep, points=points)
+
+
+def matched_speed(base: Sweep, other: Sweep, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+    """`matched` of two `timed` sweeps, in tokens per second."""
+    found = matched(base, other, resamples=resamples, seed=seed)
+    rows = [{"tokens_per_second": 1e6 * row.pop("tokens_per_step"), **row} for row in found["points"]]
+    ranges = {key: found[key] and [1e6 * end for end in found[key]] for key in ("shared", "range")}
+    return {**ranges, "points": rows, "mean": found["mean"]}
+
+
 def _reach(curve: Curve, target: float) -> float | None:
     """The largest rho at which the interpolated y is still >= target."""
     last = max((i for i, (_, y) in enumerate(curve) if y >= target - EPSILON), default=None)
@@ -208,10 +267,23 @@ class _Curve:
         return np.interp(places, self.rho, self.y)
 
 
-def _resampled(
-    base: Sweep, other: Sweep, places: Array, resamples: int, seed: int, chunk: int = 250
-) -> Iterator[tuple[Array, Array]]:
-    """(y_base, y_other) at the places for each resample; both models see the same drawn items."""
+def _resampled(base: Sweep, other: Sweep, places: Array, resamples: int, seed: int) -> Iterator[tuple[Array, Array]]:
+    """(y_base, y_other) at the places for each resample."""
+    for (rho_a, y_a), (rho_b, y_b) in _drawn(base, other, resamples, seed):
+        yield np.interp(places, rho_a, y_a), np.interp(places, rho_b, y_b)
+
+
+def _resampled_curves(base: Sweep, other: Sweep, resamples: int, seed: int) -> Iterator[tuple[Curve, Curve]]:
+    for a, b in _drawn(base, other, resamples, seed):
+        yield list(zip(*map(np.ndarray.tolist, a), strict=True)), list(zip(*map(np.ndarray.tolist, b), strict=True))
+
+
+Drawn = tuple[Array, Array]
+"""rho [P] and y [P] of one resample, sorted by rho."""
+
+
+def _drawn(base: Sweep, other: Sweep, resamples: int, seed: int, chunk: int = 250) -> Iterator[tuple[Drawn, Drawn]]:
+    """Both curves for each resample; both models see the same drawn items."""
     rng, items = np.random.default_rng(seed), len(base.items)
     for first in range(0, resamples, chunk):
         rows = min(chunk, resamples - first)
@@ -219,7 +291,7 @@ def _resampled(
         weights_RN = np.bincount(drawn.ravel(), minlength=rows * items).reshape(rows, items).astype(float)
         (rho_a, y_a), (rho_b, y_b) = _weighted(base, weights_RN), _weighted(other, weights_RN)
         for r in range(rows):
-            yield np.interp(places, rho_a[r], y_a[r]), np.interp(places, rho_b[r], y_b[r])
+            yield (rho_a[r], y_a[r]), (rho_b[r], y_b[r])
 
 
 def _weighted(sweep: Sweep, weights_RN: Array) -> tuple[Array, Array]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rcd import registry
 from rcd.diffusion.attention import ATTENTION
 from rcd.errors import RCDError, unknown_name, whole
+from rcd.models import learnt
 from rcd.models import source as src
 from rcd.models.family import FamilySpec
 from rcd.models.lm import DiffusionLM, ModelSettings
@@ -128,6 +129,8 @@ def load(
     model = build(opened.spec, opened.settings, opened.backbone_config)
     stored = _fill(model, opened.tensors, target, dtype, opened.path, grow=opened.mask_added)
     folder = opened.path if opened.path.is_dir() else None
+    if folder is not None:
+        learnt.read(model, opened.rcd, folder)
     changed = opened.mask_added or folder is None
     return Checkpoint(model, opened.config, opened.tokenizer, opened.rcd, stored, folder, tokenizer_changed=changed)
 

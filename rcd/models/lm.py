@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rcd.carry.base import learnt_by, places
 from rcd.models.family import FamilySpec
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ class DiffusionLM(nn.Module):
         self.settings = settings
         self.backbone = backbone
         self.head = head
+        self.carry_parameters: nn.Module | None = None
+        """What the carry has learnt (`rcd.carry.base.LearntCarry`)."""
 
     @property
     def codebook(self) -> Tensor:
@@ -84,6 +87,17 @@ class DiffusionLM(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.codebook.device
+
+    def hold(self, carry: Carry | None) -> None:
+        """Hold parameters of a carry that learns some: those that are there, else new ones; and none for any other."""
+        learnt = learnt_by(carry, self.codebook.shape[1])
+        if learnt is None or not self.holds(carry):
+            self.carry_parameters = None if learnt is None else learnt.to(self.device, self.codebook.dtype)
+
+    def holds(self, carry: Carry | None) -> bool:
+        """Whether everything that the carry learns is here."""
+        learnt, held = learnt_by(carry, self.codebook.shape[1]), self.carry_parameters
+        return learnt is None or (held is not None and _shapes(held) == _shapes(learnt))
 
     def forward(
         self,
@@ -96,12 +110,13 @@ class DiffusionLM(nn.Module):
         """Embed, inject (Eq. 2), run the backbone, predict.
 
         The injection is in here so that it always uses this model's own codebook, gathered if it is sharded. It is
-        at every mask among the predicted positions, or at those that `inject_BP` marks.
+        at those predicted positions that `inject_BP` marks; by default at masks, or wherever the carry enters.
         """
         embeds = self.embed(ids_BL)
         if carry is not None:
-            masked = ids_BL[:, view.predict] == self.settings.mask_token_id if inject_BP is None else inject_BP
-            injected = carry.inject(embeds[:, view.predict], masked, state)
+            if inject_BP is None:
+                inject_BP = places(carry, ids_BL[:, view.predict] == self.settings.mask_token_id)
+            injected = carry.inject(embeds[:, view.predict], inject_BP, state, self.carry_parameters)
             start, stop, _ = view.predict.indices(ids_BL.shape[1])
             embeds = torch.cat((embeds[:, :start], injected, embeds[:, stop:]), dim=1)
         hidden = self._predictors(self.encode(embeds, view), view.predict)
@@ -128,3 +143,7 @@ class DiffusionLM(nn.Module):
             return hidden_BLD[:, predict]
         index = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)[predict]
         return hidden_BLD[:, (index - self.settings.shift).clamp_min(0)]
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in module.state_dict().items()}

@@ -1,4 +1,5 @@
-"""Writing a checkpoint: an ordinary Hugging Face folder in the family's own parameter names, plus rcd.json."""
+"""Writing a checkpoint: an ordinary Hugging Face folder in the family's own parameter names, plus rcd.json (and
+carry.safetensors, where the carry has learnt something)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rcd.errors import RCDError
+from rcd.models import learnt
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.settings import RCD_JSON
 
@@ -34,7 +36,9 @@ def save(
     if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
         raise RCDError(f"{target} is not empty; choose another folder or allow it to be overwritten.")
     spec, state = checkpoint.model.spec, checkpoint.model.state_dict() if state is None else state
-    stored = checkpoint.stored or {spec.from_stock(name): tensor.dtype for name, tensor in state.items()}
+    family = {name: tensor for name, tensor in state.items() if not name.startswith(learnt.PREFIX)}
+    stored = checkpoint.stored or {spec.from_stock(name): tensor.dtype for name, tensor in family.items()}
+    learnt.check_held(checkpoint.model, learnt.carry_of(checkpoint.rcd))
     out = {}
     for name, dtype in stored.items():
         tensor = state[spec.to_stock(name)].detach()
@@ -57,6 +61,8 @@ def save(
         (scratch / "config.json").write_text(json.dumps(checkpoint.config, indent=2) + "\n")
         checkpoint.rcd.write(scratch)
         save_torch_state_dict(out, scratch, max_shard_size=max_shard_size, metadata={"format": "pt"})
+        codebook = out[spec.from_stock("backbone.embed_tokens.weight")]
+        learnt.write(state, checkpoint.rcd, scratch, codebook.dtype)
         _usual_permissions(scratch)
         if target.exists():
             shutil.rmtree(target)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from rcd.carry.loopholing import Loopholing
 from rcd.carry.residual import Residual
 from rcd.recipes.base import Recipe
 from rcd.train.config import TrainConfig
@@ -118,6 +119,13 @@ def _rcd(family: str, name: str = "rcd", carry: Residual | None = None, source: 
     return Recipe(f"tasks-{family}-{name}", target, _smaller(family), _pretrained(family), about)
 
 
+def _loopholing(family: str) -> Recipe:
+    """Loopholing on its own trajectories, as SeqD and RCD."""
+    target = replace(_tuned(family), carry=Loopholing(), residual=SETS[family].source)
+    about = "the rival of tab:comparison, hidden states carried between steps, on its own trajectories"
+    return Recipe(f"tasks-{family}-loopholing", target, base=_pretrained(family), about=about)
+
+
 PARTS: dict[str, Callable[[str], Recipe]] = {
     "base": _base,
     "reference": _reference,
@@ -126,6 +134,7 @@ PARTS: dict[str, Callable[[str], Recipe]] = {
     "seqd-longer": partial(_seqd, name="seqd-longer", longer=EXTRA_COMPUTE),
     "rcd": _rcd,
     "paper": partial(_rcd, name="paper", carry=Residual(), source=ResidualSource()),
+    "loopholing": _loopholing,
 }
 
 

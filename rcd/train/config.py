@@ -8,11 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from rcd.carry.base import describe, make
+from rcd.carry.loopholing import Loopholing
 from rcd.carry.residual import Residual
 from rcd.errors import RCDError, number, one_of, unknown_name, whole
 from rcd.train.batches import Batching
 from rcd.train.residuals import ResidualSource
 
+TRAINED = ("residual", "loopholing", "none")
 # what may change between a run and its resume: nothing that the result depends on
 RESUMABLE = "device_batch gradient_checkpointing compile flex log_every save_every validate_every keep trackers".split()
 
@@ -36,7 +39,7 @@ def check_kinds(config: Any) -> None:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One stage: SeqD's objective (`carry` none), or the residual-aware one of Algorithm 1."""
+    """One stage: SeqD's objective (`carry` none), the residual-aware one of Algorithm 1, or Loopholing's."""
 
     model: str = "toy:sdar"
     """The checkpoint that the stage starts from; `toy:FAMILY` is a random one of the shape `toy`; `base` is what the
@@ -57,8 +60,8 @@ class TrainConfig:
     validation: int = 0
     """So many examples are held out, and their loss is reported."""
 
-    carry: Residual | None = None
-    """None: SeqD."""
+    carry: Residual | Loopholing | None = None
+    """None: SeqD. `carry.name` chooses: residual, loopholing or none."""
     residual: ResidualSource = field(default_factory=ResidualSource)
     reference: str | None = None
     """The reference's checkpoint; `reference` is the one of the recipe's own stage."""
@@ -134,19 +137,30 @@ class TrainConfig:
             raise RCDError("row_padding is for label_padding=row; set that, or leave it out.")
         if self.pack and (self.label_padding == "row" or self.residual.trajectory):
             raise RCDError("pack does not go with label_padding=row or with residual.trajectory; leave one out.")
+        if self.residual.codebook_gradient and isinstance(self.carry, Loopholing):
+            raise RCDError("residual.codebook_gradient is for the carry residual; Loopholing reads no codebook.")
+
+    @property
+    def method(self) -> str:
+        """`SeqD`, `RCD` or `Loopholing`."""
+        return "SeqD" if self.carry is None else "RCD" if isinstance(self.carry, Residual) else "Loopholing"
 
     @property
     def needs_reference(self) -> bool:
         """Whether any step reads a reference's residuals."""
         own = self.residual.recycling > 0 or (self.residual.trajectory > 0 and self.residual.trajectory_share == 1)
-        return self.carry is not None and not own
+        return isinstance(self.carry, Residual) and not own
 
     def with_settings(self, settings: dict[str, Any]) -> TrainConfig:
         """The same with some values replaced; dotted names reach into `carry`, `residual` and `toy`."""
         changed: dict[str, Any] = {}
         kinds = {f.name: str(f.type) for f in fields(self)}
+        if "carry.name" in settings:  # before the settings of that carry
+            changed["carry"] = self._named_carry(settings["carry.name"])
         for name, value in settings.items():
             head, _, rest = str(name).partition(".")
+            if name == "carry.name":
+                continue
             if kinds.get(head) == "float" and isinstance(value, str):  # YAML reads 1e-5 as a text
                 with suppress(ValueError):
                     value = float(value)
@@ -161,6 +175,8 @@ class TrainConfig:
             if head == "toy":
                 changed[head] = {**inner, rest: value}
             elif head in ("carry", "residual"):
+                if inner is None and settings.get("carry.name") == "none":
+                    raise RCDError(f"carry 'none' has no settings, so {rest!r} cannot be set.")
                 inner = inner if inner is not None else Residual()
                 if rest not in [f.name for f in fields(inner)]:
                     raise unknown_name(f"setting of {head}", rest, [f.name for f in fields(inner)])
@@ -172,6 +188,13 @@ class TrainConfig:
         except TypeError as error:
             raise RCDError(f"a training setting has a value of the wrong kind ({error}).") from error
 
+    def _named_carry(self, name: Any) -> Residual | Loopholing | None:
+        """The stage's own carry if it has that name, else a new one."""
+        one_of("carry to train", name, TRAINED)
+        if self.carry is not None and describe(self.carry)["name"] == name:
+            return self.carry
+        return Residual() if name == "residual" else Loopholing() if name == "loopholing" else None
+
     def batching(self, block_length: int, pad_token_id: int) -> Batching:
         pack = self.max_length // block_length * block_length if self.pack else 0
         return Batching(
@@ -181,5 +204,22 @@ class TrainConfig:
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
+        """Everything, for train.json; a carry without a name is the residual."""
         content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
+        if isinstance(self.carry, Loopholing):
+            content["carry"] = describe(self.carry)
         return content
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> TrainConfig:
+        """The inverse of `to_json`."""
+
+        def tuples(values: dict[str, Any]) -> dict[str, Any]:
+            return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+
+        values = tuples(content)
+        values["residual"] = ResidualSource(**tuples(content["residual"]))
+        if content["carry"] is not None:
+            carry = {"name": "residual", **content["carry"]}
+            values["carry"] = make(carry.pop("name"), carry)
+        return cls(**values)

@@ -11,13 +11,11 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from rcd.carry.base import describe
-from rcd.carry.residual import Residual
 from rcd.errors import RCDError
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.writing import save
 from rcd.train.config import TrainConfig
 from rcd.train.lora import add_lora, merged_state
-from rcd.train.residuals import ResidualSource
 from rcd.train.stage import load_start
 from rcd.train.store import Store
 
@@ -32,7 +30,7 @@ def write_trained(
         start.rcd,
         carry=None if config.carry is None else describe(config.carry),
         block_length=start.model.settings.block_length,
-        stage="seqd" if config.carry is None else "rcd",
+        stage=config.method.lower(),
         max_new_tokens=config.max_new_tokens or start.rcd.max_new_tokens,
         provenance={"trained_from": config.model, "data": config.data, "steps": steps, "reference": config.reference},
     )
@@ -47,7 +45,7 @@ def export_checkpoint(run: Path, content: dict[str, Any], output: Path, step: in
     step = store.steps()[-1] if step is None else step
     if step not in store.steps():
         raise RCDError(f"{run} has no checkpoint of step {step}; there are: {', '.join(map(str, store.steps()))}.")
-    config = read_config(content)
+    config = TrainConfig.from_json(content)
     start = load_start(config, torch.device("cpu"), run.parent)
     if config.lora_rank:
         add_lora(start.model, config.lora_rank, config.lora_alpha, config.seed)
@@ -56,12 +54,3 @@ def export_checkpoint(run: Path, content: dict[str, Any], output: Path, step: in
     trained = {name.removeprefix("model."): tensor for name, tensor in state.items()}
     write_trained(start, config, trained, step, output)
     return step
-
-
-def read_config(content: dict[str, Any]) -> TrainConfig:
-    """The inverse of TrainConfig.to_json."""
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
-    residual: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in content["residual"].items()}
-    values["residual"] = ResidualSource(**residual)
-    values["carry"] = None if content["carry"] is None else Residual(**content["carry"])
-    return TrainConfig(**values)

@@ -76,6 +76,9 @@ class Layout:
     """[M, 2] (row, slot) of every masked position in the layout."""
     source: Tensor
     """[M, 2] (row, slot) of the same positions in the text."""
+    window: tuple[Tensor, Tensor]
+    """Two of [W, 2]: (row, slot) in the layout, and in the text, of every position that decoding computes anew at each
+    step, masked or not: the noisy copies, or the answer on a bidirectional canvas."""
 
 
 @dataclass(frozen=True)
@@ -89,26 +92,27 @@ class Frame:
     """A boolean mask [B, 1, S, S], a flex BlockMask, or None."""
     index: Tensor | None
     """[B, N] the text slots of the noisy copies, -1 where there is none; None: the text itself is the noisy one."""
+    window: tuple[Tensor, Tensor]
+    """As in a layout."""
 
     def lay_out(self, noisy_ids: Tensor, masked: Tensor) -> Layout:
         """The layout in the state `noisy_ids`, whose positions `masked` are predicted."""
         if self.index is None:
             where = masked.nonzero()
-            return Layout(noisy_ids, self.position, self.attention, where, where)
+            return Layout(noisy_ids, self.position, self.attention, where, where, self.window)
         row = torch.arange(len(self.index), device=self.index.device)[:, None]
         slot = self.index.clamp_min(0)
         ids = torch.cat((self.batch.ids, noisy_ids[row, slot]), dim=1)
-        where = (masked[row, slot] & (self.index != PADDING)).nonzero()
-        source = torch.stack((where[:, 0], self.index[where[:, 0], where[:, 1]]), dim=1)
-        where = where + torch.tensor([0, self.batch.ids.shape[1]], device=where.device)
-        return Layout(ids, self.position, self.attention, where, source)
+        where, source = _places(masked[row, slot] & (self.index != PADDING), self.index, self.batch.ids.shape[1])
+        return Layout(ids, self.position, self.attention, where, source, self.window)
 
 
 def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "answer", flex: bool = False) -> Frame:
     if attention == BIDIRECTIONAL:
         packed = bool((batch.document != 0).any())
         seen = _attention(batch.document, None, None, flex) if packed else None
-        return Frame(batch, batch.position, seen, None)
+        answer = batch.answer.nonzero()
+        return Frame(batch, batch.position, seen, None, (answer, answer))
     index = _copied(batch, block_length, copy)
     row = torch.arange(len(index), device=index.device)[:, None]
     slot = index.clamp_min(0)
@@ -116,7 +120,15 @@ def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "an
     position = torch.cat((batch.position, batch.position[row, slot]), dim=1)
     copied = torch.zeros_like(document, dtype=torch.bool)
     copied[:, batch.ids.shape[1] :] = True
-    return Frame(batch, position, _attention(document, position // block_length, copied, flex), index)
+    window = _places(index != PADDING, index, batch.ids.shape[1])
+    return Frame(batch, position, _attention(document, position // block_length, copied, flex), index, window)
+
+
+def _places(chosen: Tensor, index: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """(row, slot) of the chosen copies [B, N], in the layout and in the text."""
+    where = chosen.nonzero()
+    source = torch.stack((where[:, 0], index[where[:, 0], where[:, 1]]), dim=1)
+    return where + torch.tensor([0, length], device=where.device), source
 
 
 def _copied(batch: Batch, block_length: int, copy: str) -> Tensor:

@@ -242,7 +242,7 @@ class Trainer:
         metrics.flush()
         left = (time.perf_counter() - began) / max(1, step - done) * (self.steps - step)
         text = f"step {step}/{self.steps}  loss {figures['loss']:.4f}  ce {figures['cross_entropy']:.4f}"
-        if self.config.carry is not None:
+        if self.config.method == "RCD":
             text += f"  alpha {figures['alpha']:.3f}"
         if "validation_loss" in figures:
             text += f"  valid {figures['validation_loss']:.4f}"

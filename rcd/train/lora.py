@@ -15,7 +15,8 @@ MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 
 
 def add_lora(model: DiffusionLM, rank: int, alpha: int, seed: int = 0) -> None:
-    """Freeze the model and put adapters beside the backbone's matrices; the same on every process."""
+    """Freeze the model, but for what a carry learns, and put adapters beside the backbone's matrices; the same on every
+    process."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -26,6 +27,8 @@ def add_lora(model: DiffusionLM, rank: int, alpha: int, seed: int = 0) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         inject_adapter_in_model(config, model.backbone)
+    if model.carry_parameters is not None:
+        model.carry_parameters.requires_grad_(True)
 
 
 def merged_state(state: dict[str, Tensor], rank: int, alpha: int) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
-"""One training step's loss: SeqD's masked objective, or Algorithm 1's with residuals.
+"""One training step's loss: SeqD's masked objective, or Algorithm 1's with residuals, or Loopholing's two passes.
 
 Everything that touches the target's parameters happens inside `Objective.forward`, so that sharded parameters are
 gathered when it runs and delta always uses the target's own codebook.
-Shapes: B rows, L slots, S slots of the layout, M masked positions, V vocabulary, D embedding.
+Shapes: B rows, L slots, S slots of the layout, M masked positions, N positions where the carry enters (the masked ones,
+or all of the window), V vocabulary, D embedding.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from rcd.carry.residual import Residual, ResidualState
+from rcd.carry.base import Carry
+from rcd.carry.loopholing import HiddenState, Loopholing
+from rcd.carry.residual import Residual
 from rcd.models.lm import DiffusionLM, View
 from rcd.train.layout import Batch, Frame, Layout, frame_of
 from rcd.train.loss import masked_cross_entropy
-from rcd.train.residuals import ResidualSource, confidence_of, residual_of
+from rcd.train.residuals import ResidualSource, TrainedCarry, TrainedState, confidence_of, state_of
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,16 @@ class Losses:
     """Sum of alpha over them."""
 
 
+Carried = tuple[Tensor, TrainedState]
+"""(the number of each text position [B, L], the state at the numbered ones [N])."""
+
+
 class Objective(nn.Module):
     def __init__(
         self,
         model: DiffusionLM,
         *,
-        carry: Residual | None = None,
+        carry: TrainedCarry | None = None,
         source: ResidualSource | None = None,
         reference: DiffusionLM | None = None,
         block_length: int | None = None,
@@ -44,8 +51,9 @@ class Objective(nn.Module):
         flex: bool = False,
     ):
         """`carry` None: SeqD. Else stage 2, with residuals of the reference or of the target itself; a step that has
-        neither (trajectories without a reference) is one without residual."""
+        neither (trajectories without a reference) is one without residual. Loopholing has no reference."""
         super().__init__()
+        assert model.holds(carry), "the model holds what the carry learns"
         self.model = model
         self.carry = carry
         self.source = source or ResidualSource()
@@ -63,20 +71,22 @@ class Objective(nn.Module):
         in the same state on all processes, whose passes go together. What differs by example is in the batch."""
         frame = self.frame(batch)
         masked, weight = batch.masked, batch.weight
-        state: tuple[Tensor, ResidualState] | None = None  # (positions [B, L], residual at them)
+        state: Carried | None = None
         if self.source.trajectory and _draw(generator) < self.source.trajectory_share:
             masked, weight, state = self._trajectory(frame, generator)
-        elif self.carry is not None and (self.reference is not None or self.source.recycling):
+        elif self.carry is not None:
             state = self._residual(frame, masked, generator)
         layout = self.lay_out(frame, masked)
-        state_M = None if state is None else _pick(state, layout)
-        if state_M is not None and self.source.dropout:
-            rows, slots = layout.source.unbind(1)
-            state_M = ResidualState(state_M.alpha * (batch.luck[rows, slots] >= self.source.dropout), state_M.delta)
-        hidden = self._hidden(self.model, layout, state_M)
+        state_N = self._start(layout) if state is None else _pick(state, self._places(layout)[1])
+        if state_N is not None and self.source.dropout:
+            rows, slots = self._places(layout)[1].unbind(1)
+            state_N = state_N.kept(batch.luck[rows, slots] >= self.source.dropout)
+        hidden = self._hidden(self.model, layout, state_N)
         rows, slots = layout.source.unbind(1)
         total, each = masked_cross_entropy(hidden, self.model.head.weight, batch.ids[rows, slots], weight[rows, slots])
-        alpha = torch.zeros((), device=total.device) if state_M is None else state_M.alpha.sum()
+        alpha = torch.zeros((), device=total.device)
+        if state_N is not None and state_N.alpha is not None:
+            alpha = state_N.alpha.sum()
         return Losses(total, each.sum(), torch.tensor(len(each), device=total.device), alpha.detach())
 
     def frame(self, batch: Batch) -> Frame:
@@ -86,53 +96,73 @@ class Objective(nn.Module):
     def lay_out(self, frame: Frame, masked: Tensor) -> Layout:
         return frame.lay_out(frame.batch.ids.masked_fill(masked, self.model.settings.mask_token_id), masked)
 
-    def _hidden(self, model: DiffusionLM, layout: Layout, state_M: ResidualState | None) -> Tensor:
+    def _places(self, layout: Layout) -> tuple[Tensor, Tensor]:
+        """Where the carry enters: two of [N, 2], (row, slot) in the layout and in the text."""
+        everywhere = self.carry is not None and self.carry.everywhere
+        return layout.window if everywhere else (layout.noisy, layout.source)
+
+    def _start(self, layout: Layout) -> TrainedState | None:
+        """The state of a step that has none: for a carry with parameters a zero one, which adds nothing and gives them
+        a gradient of zero, so that every process and every resume knows the same gradients and moments."""
+        if not isinstance(self.carry, Loopholing):
+            return None
+        codebook = self.model.codebook
+        return HiddenState(codebook.new_zeros(len(layout.window[0]), codebook.shape[1]))
+
+    def _hidden(self, model: DiffusionLM, layout: Layout, state_N: TrainedState | None) -> Tensor:
         """[M, D] what the model's head reads at the masked positions."""
-        rows, slots = layout.noisy.unbind(1)
+        return _outputs(model, self._encode(model, layout, state_N), layout.noisy)
+
+    def _encode(self, model: DiffusionLM, layout: Layout, state_N: TrainedState | None) -> Tensor:
+        """[B, S, D] the backbone's outputs."""
         ids, own = layout.ids, model.settings.mask_token_id
         if own != self.model.settings.mask_token_id:
             ids = ids.masked_fill(ids == self.model.settings.mask_token_id, own)
         embeds = model.embed(ids.clamp_max(model.settings.vocab_size - 1))
-        if state_M is not None:
+        if state_N is not None:
             assert self.carry is not None
-            plain = embeds[rows, slots][None]
-            everywhere = torch.ones(1, len(rows), dtype=torch.bool, device=ids.device)
-            inside = ResidualState(state_M.alpha[None], state_M.delta[None])
-            embeds = embeds.index_put((rows, slots), self.carry.inject(plain, everywhere, inside)[0])
-        hidden = model.encode(embeds, View(layout.position, layout.attention))
-        return hidden[rows, (slots - model.settings.shift).clamp_min(0)]
+            carry: Carry = self.carry
+            rows, slots = self._places(layout)[0].unbind(1)
+            everywhere = torch.ones(len(rows), dtype=torch.bool, device=ids.device)
+            injected = carry.inject(embeds[rows, slots], everywhere, state_N, model.carry_parameters)
+            embeds = embeds.index_put((rows, slots), injected)
+        return model.encode(embeds, View(layout.position, layout.attention))
 
-    def _residual(
-        self, frame: Frame, masked: Tensor, generator: torch.Generator | None
-    ) -> tuple[Tensor, ResidualState] | None:
-        """Algorithm 1, lines 7-10: the reference reads the state; or the target itself does (recycling)."""
+    def _passes(self, generator: torch.Generator | None) -> int:
+        """How many passes without gradient give the state of a step that is no trajectory."""
+        if self.source.recycling:
+            return int(torch.randint(0, self.source.recycling + 1, (), generator=generator))
+        if isinstance(self.carry, Loopholing):
+            return int(_draw(generator) < self.carry.two_passes)
+        return int(self.reference is not None)
+
+    def _residual(self, frame: Frame, masked: Tensor, generator: torch.Generator | None) -> Carried | None:
+        """Algorithm 1, lines 7-10: the reference reads the state; or the target itself does (recycling, Loopholing)."""
         assert self.carry is not None
         batch, read = frame.batch, masked
         if self.source.noisier:
             read = masked | ((batch.extra < self.source.noisier) & batch.answer)
-        layout, state = self.lay_out(frame, read), None
-        passes = 1
-        if self.source.recycling:
-            passes = int(torch.randint(0, self.source.recycling + 1, (), generator=generator))
-            if passes == 0:
-                return None
-        reader = self.model if self.source.recycling else self.reference
-        assert reader is not None, "stage 2 needs a reference, or recycling"
+        passes = self._passes(generator)
+        if not passes:
+            return None
+        layout, carry, reader = self.lay_out(frame, read), self.carry, self.model
+        state: TrainedState | None = None
+        if isinstance(carry, Residual) and not self.source.recycling:
+            assert self.reference is not None
+            carry, reader = replace(carry, t_res=1.0), self.reference
+        where, source = self._places(layout)
         for number in range(passes):
             last = number == passes - 1
             with torch.no_grad():
-                hidden = self._hidden(reader, layout, state)
+                hidden = _outputs(reader, self._encode(reader, layout, state), where)
             gradient = last and self.source.codebook_gradient
             with torch.set_grad_enabled(gradient):
-                carry = self.carry if self.source.recycling else replace(self.carry, t_res=1.0)
-                state = residual_of(hidden, reader.head.weight, carry, self.model.codebook, gradient=gradient)
+                state = state_of(hidden, reader.head.weight, carry, self.model.codebook, gradient=gradient)
         assert state is not None
-        return _spread(layout, batch), state
+        return _spread(source, batch), state
 
     @torch.no_grad()
-    def _trajectory(
-        self, frame: Frame, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ResidualState] | None]:
+    def _trajectory(self, frame: Frame, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Carried | None]:
         """(masked, weight, residual) after 0 to n steps of the model's own decoding, the true token put where it would
         commit. A sequence whose answer is all committed keeps its last step's masks."""
         batch = frame.batch
@@ -146,17 +176,18 @@ class Objective(nn.Module):
         masked, state = torch.where(late, batch.masked, batch.answer) | tail, None
         for _ in range(steps):
             layout = self.lay_out(frame, masked)
-            before = None if state is None else _pick(state, layout)
-            hidden = self._hidden(self.model, layout, before)
+            where, source = self._places(layout)
+            encoded = self._encode(self.model, layout, None if state is None else _pick(state, source))
             confidence = torch.full(batch.ids.shape, float("-inf"), device=masked.device)
             rows, slots = layout.source.unbind(1)
             head = self.model.head.weight
-            confidence[rows, slots] = confidence_of(hidden, head)
+            confidence[rows, slots] = confidence_of(_outputs(self.model, encoded, layout.noisy), head)
             confidence = confidence.masked_fill(tail, float("-inf"))
             commit = masked & ~tail & ((confidence > threshold) | self._best_of_block(batch, confidence))
             after = masked & ~commit
             if self.carry is not None:
-                state = (_spread(layout, batch), residual_of(hidden, head, self.carry, self.model.codebook))
+                hidden = _outputs(self.model, encoded, where)
+                state = (_spread(source, batch), state_of(hidden, head, self.carry, self.model.codebook))
             masked = torch.where((after & ~tail).any(-1, keepdim=True), after, masked)
         share = (masked & ~tail).sum(-1, keepdim=True) / (batch.answer & ~tail).sum(-1, keepdim=True).clamp_min(1)
         weight = batch.normaliser / share.clamp_min(1e-3).where(~tail, 1.0)
@@ -177,20 +208,25 @@ class Objective(nn.Module):
         return best.view_as(confidence)
 
 
-def _spread(layout: Layout, batch: Batch) -> Tensor:
-    """[B, L] the number of each text position among the layout's masked ones; -1 elsewhere."""
+def _outputs(model: DiffusionLM, encoded_BSD: Tensor, where: Tensor) -> Tensor:
+    """[N, D] what the head reads to predict the positions (row, slot) `where`."""
+    rows, slots = where.unbind(1)
+    return encoded_BSD[rows, (slots - model.settings.shift).clamp_min(0)]
+
+
+def _spread(source: Tensor, batch: Batch) -> Tensor:
+    """[B, L] the number of each text position among those of `source` [N, 2]; -1 elsewhere."""
     number = torch.full(batch.ids.shape, -1, device=batch.ids.device)
-    rows, slots = layout.source.unbind(1)
+    rows, slots = source.unbind(1)
     number[rows, slots] = torch.arange(len(rows), device=number.device)
     return number
 
 
-def _pick(state: tuple[Tensor, ResidualState], layout: Layout) -> ResidualState:
-    """The residual at the masked positions of another layout of the same text; all of them must be known."""
-    number, residual = state
-    rows, slots = layout.source.unbind(1)
-    index = number[rows, slots]
-    return ResidualState(residual.alpha[index], residual.delta[index])
+def _pick(carried: Carried, source: Tensor) -> TrainedState:
+    """The state at other positions `source` of the same text; all of them must be known."""
+    number, state = carried
+    rows, slots = source.unbind(1)
+    return state.rows(number[rows, slots])
 
 
 def _draw(generator: torch.Generator | None) -> float:

@@ -22,7 +22,7 @@ ASSUMED_MFU = 0.4
 def plan(name: str, config: TrainConfig, gpus: int = 8, base: TrainConfig | None = None) -> list[str]:
     """Lines for a reader. Without the checkpoint or the data at hand, what cannot be known is said to be unknown.
     `base` is the recipe's first stage, which a target may start from."""
-    out = [f"{name}: {config.model}, data {config.data}, {'RCD' if config.carry else 'SeqD'}"]
+    out = [f"{name}: {config.model}, data {config.data}, {config.method}"]
     start = base if base is not None and config.model == BASE else config
     count, why = _parameters(start)
     out.append(f"  parameters        {f'{count:,}' if count else f'unknown ({why})'}")

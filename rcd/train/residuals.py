@@ -1,6 +1,6 @@
 """Where stage 2's residuals come from (Algorithm 1, lines 7-10), and the settings beyond the paper.
 
-Shapes: B rows, L slots, M masked positions, V vocabulary, D embedding.
+Shapes: B rows, L slots, M masked positions, N positions where the carry enters, V vocabulary, D embedding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from rcd.carry.loopholing import HiddenState, Loopholing
 from rcd.carry.residual import Residual, ResidualState
 from rcd.errors import RCDError, number, whole
 from rcd.residual.distribution import Distribution, align_vocabulary
@@ -59,6 +60,20 @@ class ResidualSource:
             raise RCDError("residual.trajectory_threshold is a pair such as [0.5, 0.99].")
         for value in self.trajectory_threshold:
             number("residual.trajectory_threshold", value, least=0, most=1)
+
+
+TrainedCarry = Residual | Loopholing
+"""The carries that are trained; the others are for models as they are."""
+TrainedState = ResidualState | HiddenState
+
+
+def state_of(
+    hidden_ND: Tensor, head_VD: Tensor, carry: TrainedCarry, codebook_VD: Tensor, *, gradient: bool = False
+) -> TrainedState:
+    """What a pass hands on to the next: its hidden states without their gradient, or alpha and delta."""
+    if isinstance(carry, Loopholing):
+        return HiddenState(hidden_ND.detach())
+    return residual_of(hidden_ND, head_VD, carry, codebook_VD, gradient=gradient)
 
 
 def residual_of(

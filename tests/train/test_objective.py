@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rcd.carry.residual import Residual
+from rcd.carry.residual import Residual, ResidualState
 from rcd.data.examples import Example
 from rcd.decode.config import DecodeConfig
 from rcd.decode.lanes import Run
@@ -163,13 +163,12 @@ def test_what_is_trained_is_what_is_decoded(family: str) -> None:
     layout = objective.lay_out(objective.frame(given), given.masked)
     assert state is not None
     number, residual = state
+    assert isinstance(residual, ResidualState)
     full = Residual().refresh(None, _Shape(given.ids.shape, 128), target.codebook)
     alpha, delta = full.alpha.double(), full.delta
     rows, slots = layout.source.unbind(1)
     alpha[rows, slots] = residual.alpha[number[rows, slots]].double()
     delta[rows, slots] = residual.delta[number[rows, slots]]
-    from rcd.carry.residual import ResidualState
-
     seen = View(given.position, layout.attention)
     decoded = target(layout.ids, seen, Residual(), ResidualState(alpha.float(), delta)).hidden[rows, slots]
     trained = objective._hidden(target, layout, ResidualState(residual.alpha, residual.delta))

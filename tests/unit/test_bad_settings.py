@@ -34,7 +34,7 @@ from rcd.models.toy import toy, toy_tokenizer
         ({"top_p": 0.0}, "top_p must be"),
         ({"top_k": -2}, "top_k must be"),
         ({"factor": -1.0}, "factor must be"),
-        ({"carry": "residul"}, "unknown carry 'residul' .did you mean 'residual'..; choose from: none, residual"),
+        ({"carry": "residul"}, "unknown carry 'residul' .did you mean 'residual'..; choose from: .*none, residual"),
         ({"commit": "all"}, "unknown commit 'all'; choose from: factor, sequential, threshold, topm"),
         ({"window": "d3f"}, "unknown window"),
         ({"carry_scope": "page"}, "unknown carry_scope"),

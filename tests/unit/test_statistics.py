@@ -11,7 +11,19 @@ import pytest
 
 from rcd.errors import RCDError
 from rcd.evaluate.points import Point, Sweep
-from rcd.evaluate.statistics import aup, aup_all, matched, mcnemar, one_token, paired, speedup, wilson
+from rcd.evaluate.statistics import (
+    aup,
+    aup_all,
+    matched,
+    matched_speed,
+    mcnemar,
+    one_token,
+    paired,
+    savings,
+    speedup,
+    timed,
+    wilson,
+)
 
 
 def sweep(name: str, curve: Sequence[tuple[float, float]], items: int = 100, first: int = 0) -> Sweep:
@@ -205,3 +217,40 @@ def test_only_one_task() -> None:
     assert part.mix == "words" and math.isclose(part.points[0].accuracy, 100)
     with pytest.raises(RCDError, match="no items of 'sums'"):
         part.only("sums")
+
+
+def test_savings_by_hand() -> None:
+    base = sweep("base", [(1, 80), (2, 80), (4, 60)])
+    other = sweep("other", [(1, 90), (4, 80), (6, 60)])
+    found = savings(base, other, resamples=50)
+    best, less, slow = (found["steps"][name] for name in ("best", "best - 1", "one token"))
+    assert (best["accuracy"], best["base"], best["other"], best["ratio"]) == (80, 2, 4, 2)
+    assert less["base"] == pytest.approx(2.1) and less["other"] == pytest.approx(4.1)  # a twentieth of the way down
+    assert slow == best, "here the slowest point is the best"
+    assert best["low"] <= best["ratio"] <= best["high"]
+    areas = aup_all({"base": base.curve, "other": other.curve})
+    for form, row in found["aup"].items():
+        assert (row["base"], row["other"]) == (areas["base"][form], areas["other"][form])
+        assert row["ratio"] == (row["other"] / row["base"] if row["base"] else None)
+
+    never = savings(other, base, resamples=50)["steps"]["best"]
+    assert never["other"] is None and never["ratio"] == 0
+    alone = savings(base, base, resamples=50)
+    assert all(row["low"] == row["ratio"] == row["high"] == 1 for row in alone["steps"].values())
+    nothing = sweep("nothing", [(1, 0), (2, 0)])
+    assert savings(nothing, base, resamples=5)["aup"]["own"]["ratio"] is None
+    assert "one token" not in savings(replace(base, points=base.points[1:]), other, resamples=5)["steps"]
+
+
+def test_equal_tokens_per_second_are_matched_as_tokens_per_step_are() -> None:
+    base, other = sweep("base", [(1, 90), (4, 50)]), sweep("other", [(1, 95), (4, 70)])
+    slow, fast = ([point.steps / 100 for point in each.points] for each in (base, other))  # a step takes 10 ms
+    found = matched_speed(timed(base, slow), timed(other, fast), resamples=50)
+    by_steps = matched(base, other, resamples=50)
+    assert found["range"] == pytest.approx([100 * end for end in by_steps["range"]])
+    assert [row["tokens_per_second"] for row in found["points"]] == pytest.approx(
+        [100 * row["tokens_per_step"] for row in by_steps["points"]]
+    )
+    assert found["mean"]["difference"] == pytest.approx(by_steps["mean"]["difference"])
+    twice = matched_speed(timed(base, slow), timed(base, [2 * each for each in slow]), resamples=50)
+    assert twice["mean"]["difference"] < 0, "the same answers, slower, are worse at equal speed"

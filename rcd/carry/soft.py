@@ -1,0 +1,53 @@
+"""What the soft-feedback rivals of RCD share: at masks, the last prediction's embedding mixed with E[M]; a cold start;
+no parameters. Each rival is a file of its own beside this one; docs/decoding.md has their formulas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from rcd.carry.residual import ResidualState
+from rcd.residual.context import interpolate
+from rcd.residual.distribution import Distribution
+from rcd.residual.start import Passes
+
+
+@dataclass(frozen=True)
+class SoftFeedback:
+    """(1 - alpha) E[M] + alpha delta at every mask; a rival says what alpha and delta are."""
+
+    needs_reference: ClassVar[bool] = False
+    everywhere: ClassVar[bool] = False
+    state: ClassVar[type[ResidualState]] = ResidualState
+
+    def refresh(self, state: ResidualState | None, passes: Passes, codebook_VD: Tensor) -> ResidualState:
+        return self.state.zero(passes, codebook_VD) if state is None else state
+
+    def inject(
+        self, embeds_BLD: Tensor, where_BL: Tensor, state: ResidualState, learnt: nn.Module | None = None
+    ) -> Tensor:
+        return interpolate(embeds_BLD, where_BL, state.alpha, state.delta)
+
+    def update(
+        self, state: ResidualState, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor
+    ) -> ResidualState:
+        return self.feedback(predicted.p, codebook_VD)
+
+    def feedback(self, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
+        """alpha and delta of a prediction."""
+        raise NotImplementedError
+
+
+def top_k(p_BLV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(the mass of the k most probable tokens [B, L], the share of each in it [B, L, K], the tokens [B, L, K])."""
+    p, token = p_BLV.topk(min(k, p_BLV.shape[-1]), dim=-1)
+    mass = p.sum(-1)
+    return mass, p / mass.unsqueeze(-1), token
+
+
+def embedding_of(share_BLK: Tensor, token_BLK: Tensor, codebook_VD: Tensor) -> Tensor:
+    """The expected embedding, in the codebook's dtype."""
+    return (share_BLK.to(codebook_VD.dtype).unsqueeze(-2) @ codebook_VD[token_BLK]).squeeze(-2)

@@ -1,0 +1,100 @@
+"""`rcd calibrate`: the residual temperature at which a model's alpha is what training with a reference showed it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from rcd.cli import evaluate as own
+from rcd.cli import options as opt
+from rcd.cli.ablate import Base, Json, NewTokens, Shots, Threshold, beside, configured, items
+from rcd.errors import RCDError, one_of, whole
+
+
+def calibrate(
+    task: own.Task,
+    model: opt.Model = opt.DEFAULT_MODEL,
+    reference: Annotated[
+        str | None, typer.Option(help="The model whose residuals were seen in training.", rich_help_panel=opt.CARRY)
+    ] = None,
+    carry: Base = opt.TRAINED,
+    masks: Annotated[
+        str, typer.Option(help="undecided (predictions not above the threshold, on both sides) or all.")
+    ] = "undecided",
+    draws: Annotated[int, typer.Option(help="So many times every solution is masked.")] = 4,
+    threshold: Threshold = None,
+    max_new_tokens: NewTokens = None,
+    settings: opt.Settings = None,
+    limit: own.Limit = None,
+    path: own.TaskPath = None,
+    shots: Shots = None,
+    task_seed: own.TaskSeed = 0,
+    batch: own.Batch = 32,
+    as_json: Json = False,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+) -> None:
+    """Choose T_res (Sec. 3.3): match alpha in decoding to the reference's on randomly masked solutions."""
+    one_of("--masks", masks, ("undecided", "all"))
+    whole("draws", draws, least=1)
+    whole("batch", batch, least=1)
+    known = dict(threshold=threshold, max_new_tokens=max_new_tokens)
+    opt.decode_settings(settings, known)
+
+    from rcd.api import load
+    from rcd.carry.residual import Residual
+    from rcd.evaluate import calibration
+
+    problems, length = items(task, limit, task_seed, path, shots)
+    pipeline = load(model, device=device, dtype=dtype)
+    config = configured(pipeline, settings, known, length)
+    base = opt.carry_spec(carry, pipeline.checkpoint.rcd.carry)
+    if not isinstance(base, Residual):
+        raise RCDError(f"{model} carries no residual, which T_res is about; name one, such as --carry residual.")
+    alone = calibration.own_training(pipeline)
+    trained = {True: "its own predictions", False: "a reference", None: None}[alone]
+    found: dict[str, Any] = {"model": model, "task": task, "trained_on": trained}
+    if reference is None:
+        if not alone:
+            raise RCDError("calibration compares with the reference of the model's training; name it with --reference.")
+        found["t_res"] = base.t_res
+    else:
+        second = beside(pipeline, reference, device, dtype)
+        quiet = as_json or not sys.stderr.isatty()
+        found["against"] = reference
+        found |= calibration.calibrate(
+            pipeline, second, problems, config, base, masks=masks, draws=draws, batch=batch,
+            say=lambda text: None if quiet else print(text, file=sys.stderr),
+        )  # fmt: skip
+    if as_json:
+        print(json.dumps(found))
+        return
+    if "after" in found:
+        print("\n".join(calibration.lines(found)))
+    print("\n".join(advice(found, base.t_res)))
+
+
+def advice(found: dict[str, Any], trained: float) -> list[str]:
+    """What to do with the result."""
+    value = f"{found['t_res']:g}"
+    if "after" not in found:
+        return [
+            f"T_res {value}: {found['model']} was trained on residuals of its own predictions with it, so there is no "
+            "reference to match. --reference MODEL compares all the same."
+        ]
+    out = [
+        f"T_res {value}: rcd generate ... --t-res {value}, or rcd eval ... --carry trained,t_res={value}",
+        f"does it help? rcd ablate --what t_res --grid {trained:g},{value} --model {found['model']} "
+        f"--task {found['task']} --output DIR",
+    ]
+    if found["trained_on"] == "its own predictions":
+        out.append(
+            f"{found['model']} was trained on residuals of its own predictions at T_res {trained:g}, not on a "
+            "reference's: that is what it knows, and the match above is for comparison."
+        )
+    if found["at_the_edge"]:
+        out.append("T_res lies at the edge of what is tried (0.25 to 4): the two distributions do not match.")
+    return out

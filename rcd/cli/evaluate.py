@@ -1,0 +1,151 @@
+"""`rcd eval`: a model's accuracy on a task, recorded answer by answer; `rcd compare`: two such runs, item by item."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rcd.cli import options as opt
+from rcd.errors import whole
+
+if TYPE_CHECKING:
+    from rcd.evaluate.evaluation import Say
+
+Task = Annotated[str, typer.Option("--task", "-t", help="A task (rcd list task) or a JSONL file.")]
+Limit = Annotated[int | None, typer.Option(help="Only the first so many items.")]
+TaskSeed = Annotated[int, typer.Option(help="Of generated problems (words, sudoku, mixed).")]
+TaskPath = Annotated[Path | None, typer.Option(help="A JSONL file of the task's items, instead of the hub.")]
+Batch = Annotated[int, typer.Option(help="Rows at once, on a GPU.")]
+EVERY = 20.0
+"""Seconds between two lines of progress where the output is no terminal."""
+
+
+def evaluate(
+    task: Task,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the results; the same one goes on.")],
+    model: opt.Model = opt.DEFAULT_MODEL,
+    carry: Annotated[
+        str,
+        typer.Option(help="trained (what rcd.json says), or NAME or NAME,setting=value,...", rich_help_panel=opt.CARRY),
+    ] = opt.TRAINED,
+    reference: Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=opt.CARRY)] = None,
+    threshold: Annotated[float | None, typer.Option(help="In [0, 1].", rich_help_panel=opt.COMMIT)] = None,
+    block_length: Annotated[int | None, typer.Option(help="By default its own.", rich_help_panel=opt.COMMIT)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="By default the model's or the task's.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=opt.SAMPLING)] = None,
+    settings: opt.Settings = None,
+    samples: Annotated[int, typer.Option(help="Answers to each item; accuracy is Pass@1 over them.")] = 1,
+    limit: Limit = None,
+    path: TaskPath = None,
+    shots: Annotated[
+        int | None, typer.Option(help="Worked examples before the question, where the task has them.")
+    ] = None,
+    task_seed: TaskSeed = 0,
+    seed: Annotated[int, typer.Option(help="Of sampling.", rich_help_panel=opt.SAMPLING)] = 0,
+    batch: Batch = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+) -> None:
+    """Answer a task's items and grade them. Several GPUs: accelerate launch -m rcd eval ..."""
+    whole("samples", samples, least=1)
+    whole("batch", batch, least=1)
+    known = dict(
+        threshold=threshold,
+        block_length=block_length,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+    )
+    opt.decode_settings(settings, known)  # flags are checked before a large model is read
+
+    from accelerate import PartialState
+
+    from rcd.api import load
+    from rcd.evaluate import tasks
+    from rcd.evaluate.evaluation import evaluate as run
+
+    problems = tasks.load(task, limit=limit, seed=task_seed, path=path, shots=shots)
+    state = PartialState(cpu=device == "cpu")
+    place = state.device if state.num_processes > 1 and device == "auto" else device
+    pipeline = load(model, device=place, dtype=dtype)
+    if max_new_tokens is None and pipeline.settings.max_new_tokens is None:
+        known["max_new_tokens"] = tasks.new_tokens(task)
+    config = opt.decode_settings(settings, known)
+    chosen = opt.carry_spec(carry, pipeline.checkpoint.rcd.carry)
+    second = None if reference is None else (reference, load(reference, device=place, dtype=dtype))
+    figures = run(
+        pipeline, problems, replace(config, carry=chosen), output, model=model, task=str(task), samples=samples,
+        reference=second, batch=batch, process=state.process_index, processes=state.num_processes,
+        wait=state.wait_for_everyone, say=progress() if state.is_main_process else None,
+    )  # fmt: skip
+    if state.is_main_process:
+        print(json.dumps(figures) if as_json else "\n".join(told(figures, output)))
+
+
+def compare(
+    base: Annotated[Path, typer.Argument(help="A folder that rcd eval wrote.")],
+    other: Annotated[Path, typer.Argument(help="Another, over the same items.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Two evaluations on the same items: the paired difference with its 95% interval."""
+    from rcd.evaluate.evaluation import compare_runs
+
+    found = compare_runs(base, other)
+    if as_json:
+        print(json.dumps(found))
+        return
+    for name, folder in (("base", base), ("other", other)):
+        print("\n".join(told(found[name], folder)))
+    print(
+        f"difference  {found['difference']:+.2f} points [{found['low']:+.2f}, {found['high']:+.2f}], "
+        f"{found['gained']} gained, {found['lost']} lost, p {found['p']:.3g}"
+    )
+
+
+def told(figures: dict[str, Any], folder: Path) -> list[str]:
+    """The figures of one evaluation in two lines."""
+    several = f" ({figures['samples']} samples each)" if figures["samples"] > 1 else ""
+    unfinished = "" if figures["complete"] else ", not finished"
+    return [
+        f"{figures['task']}: {100 * figures['accuracy']:.2f}% right [{100 * figures['low']:.2f}, "
+        f"{100 * figures['high']:.2f}] of {figures['items']} items{several}{unfinished}; {figures['model']}, "
+        f"carry {figures['carry']['name']}, threshold {figures['threshold']:g}",
+        f"  {figures['tokens_per_step']:.2f} tokens a step, {figures['tokens_per_forward']:.2f} a forward; "
+        f"{figures['tokens']:.0f} tokens an answer, {100 * figures['cut_off']:.1f}% cut off; in {folder}",
+    ]
+
+
+def progress(prefix: str = "") -> Say:
+    """Lines on stderr: how far, running accuracy, time left; one line that moves in a terminal."""
+    began, last, first = time.monotonic(), [0.0], [-1]
+
+    def say(done: int, total: int, right: int) -> None:
+        now = time.monotonic()
+        if first[0] < 0:
+            first[0] = done - 1
+        moving = sys.stderr.isatty()
+        if done < total and now - last[0] < (0.5 if moving else EVERY):
+            return
+        last[0] = now
+        fresh = max(1, done - first[0])
+        left = (now - began) / fresh * (total - done)
+        text = f"{prefix}{done}/{total}  {100 * right / max(1, done):.1f}% right  {_clock(left)} left"
+        end = "\n" if done >= total or not moving else ""
+        print(
+            f"\r\033[K{text}" if moving else text, end=end or ("\n" if not moving else ""), file=sys.stderr, flush=True
+        )
+
+    return say
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,108 @@
+"""`rcd lm-eval`: lm-eval's tasks with a diffusion model, and what answering cost."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rcd.cli import options as opt
+from rcd.errors import RCDError, whole
+
+
+def lm_eval(
+    tasks: Annotated[str, typer.Option("--tasks", "-t", help="lm-eval's names, parted by commas; or YAML files.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the results, a new one.")],
+    model: opt.Model = opt.DEFAULT_MODEL,
+    carry: Annotated[
+        str,
+        typer.Option(help="trained (what rcd.json says), or NAME or NAME,setting=value,...", rich_help_panel=opt.CARRY),
+    ] = opt.TRAINED,
+    reference: Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=opt.CARRY)] = None,
+    threshold: Annotated[float | None, typer.Option(help="In [0, 1].", rich_help_panel=opt.COMMIT)] = None,
+    block_length: Annotated[int | None, typer.Option(help="By default its own.", rich_help_panel=opt.COMMIT)] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Instead of the task's; by default the task's, else the model's.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Instead of the task's; 0 is greedy.", rich_help_panel=opt.SAMPLING)
+    ] = None,
+    settings: opt.Settings = None,
+    num_fewshot: Annotated[int | None, typer.Option(help="Worked examples; by default the task's.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many documents of each task.")] = None,
+    include_path: Annotated[list[Path] | None, typer.Option(help="A folder of YAML tasks; may be repeated.")] = None,
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Ask in the tokenizer's chat template.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of sampling.", rich_help_panel=opt.SAMPLING)] = 0,
+    batch: Annotated[int, typer.Option(help="Rows at once, on a GPU.")] = 32,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+) -> None:
+    """Run lm-eval's generation tasks; every request's steps and seconds go to OUTPUT/requests.jsonl."""
+    whole("batch", batch, least=1)
+    for name, value, least in (("limit", limit, 1), ("num-fewshot", num_fewshot, 0)):
+        if value is not None:
+            whole(name, value, least=least)
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    if not names:
+        raise RCDError("name at least one task with --tasks.")
+    known = dict(threshold=threshold, block_length=block_length, seed=seed)
+    given = opt.values(settings or []) | {key: value for key, value in known.items() if value is not None}
+    opt.decode_settings(settings, dict(known, max_new_tokens=max_new_tokens, temperature=temperature))
+
+    from rcd.evaluate import harness
+    from rcd.evaluate.requests import REQUESTS
+
+    harness.library()
+    folders = include_path or []
+    manager = harness.task_manager(names, folders)
+    instance = harness.model_class()(
+        model, carry=carry, reference=reference, batch_size=batch, device=device, dtype=dtype,
+        requests=output / REQUESTS, **given,
+    )  # fmt: skip
+    asked: dict[str, Any] = {}
+    if max_new_tokens is not None:
+        asked["max_gen_toks"] = max_new_tokens
+    if temperature is not None:
+        asked |= {"temperature": temperature, "do_sample": temperature > 0}
+    results = harness.run(
+        instance, names, output, name=model, num_fewshot=num_fewshot, limit=limit,
+        apply_chat_template=apply_chat_template, gen_kwargs=asked, manager=manager,
+    )  # fmt: skip
+    info = instance.get_model_info()
+    if as_json:
+        shown = {
+            key: results[key] for key in ("results", "groups", "n-shot", "n-samples", "versions") if key in results
+        }
+        print(json.dumps({"model": model, **info, **shown, "rcd": results["rcd"], "output": str(output)}, default=str))
+        return
+    from lm_eval.utils import make_table
+
+    print(f"{model}, carry {info['carry']['name']}, threshold {info['decode']['threshold']:g}")
+    print(make_table(results))
+    if results.get("groups"):
+        print(make_table(results, "groups"))
+    print("\n".join([*cost(results["rcd"]), "", f"in {output}"]))
+
+
+def cost(summary: dict[str, Any]) -> list[str]:
+    """What answering cost, as a table like lm-eval's."""
+    rows = dict(summary["tasks"])
+    if len(rows) > 1:
+        rows["all"] = summary["all"]
+    out = [
+        "|Tasks|Requests|Tokens per step|Tokens per second|Mean latency (s)|Tokens|Before a stop|Cut off|",
+        "|-----|-------:|--------------:|----------------:|---------------:|-----:|------------:|------:|",
+    ]
+    for name, row in rows.items():
+        rate = "" if row["tokens_per_second"] is None else f"{row['tokens_per_second']:.1f}"
+        kept = row["kept_tokens"] / max(1, row["tokens"])
+        out.append(
+            f"|{name}|{row['requests']}|{row['tokens_per_step']:.2f}|{rate}|{row['latency']:.3f}|{row['tokens']}|"
+            f"{kept:.1%}|{row['cut_off']:.1%}|"
+        )
+    return out

@@ -1,0 +1,324 @@
+"""`rcd sweep`: models x carries x thresholds on one task; the frontier, paired differences, one page to read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rcd.cli import evaluate as own
+from rcd.cli import options as opt
+from rcd.errors import RCDError, number, one_of, whole
+
+if TYPE_CHECKING:
+    from rcd.evaluate.campaign import Entry, Grid, Line, Place
+    from rcd.evaluate.workers import Said
+
+THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+SMALL, MOST = 1 << 29, 8
+"""Bytes of weights up to which a CPU is better used by several models of one thread each; and how many at most."""
+EVERY = 10.0
+"""Seconds between two lines of progress."""
+
+
+def sweep(
+    task: own.Task,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the results; the same one goes on.")],
+    models: Annotated[
+        list[str],
+        typer.Option("--model", "-m", help="As in rcd eval; may be repeated. NAME=MODEL gives it a name."),
+    ],
+    carries: opt.Carries = None,
+    reference: Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=opt.CARRY)] = None,
+    thresholds: Annotated[
+        list[str] | None,
+        typer.Option(help="In [0, 1]; several with spaces or commas. By default 0.5 to 1.", rich_help_panel=opt.COMMIT),
+    ] = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    block_length: Annotated[int | None, typer.Option(help="By default its own.", rich_help_panel=opt.COMMIT)] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(help="By default the model's or the task's.")] = None,
+    settings: opt.Settings = None,
+    base: Annotated[str | None, typer.Option(help="The entry that others are compared with; else the first.")] = None,
+    limit: own.Limit = None,
+    path: own.TaskPath = None,
+    shots: Annotated[
+        int | None, typer.Option(help="Worked examples before the question, where the task has them.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", "--task-seed", help="Of generated problems (words, sudoku, mixed).")
+    ] = 0,
+    batch: own.Batch = 32,
+    jobs: Annotated[
+        int | None, typer.Option(help="Worker processes; by default one a core for small models on a CPU, else 1.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: opt.Device = "auto",
+    dtype: opt.DType = "auto",
+) -> None:
+    """Answer a task with every model and carry at every threshold; writes OUTPUT/report.html."""
+    wanted = parsed_thresholds(thresholds, more or [])
+    whole("batch", batch, least=1)
+    if jobs is not None:
+        whole("jobs", jobs, least=1)
+    known = dict(block_length=block_length, max_new_tokens=max_new_tokens)
+    if "threshold" in opt.values(settings or []):
+        raise RCDError("the threshold is what is swept; name the values with --thresholds.")
+    opt.decode_settings(settings, known)
+    named = [name_of(text) for text in models]
+
+    from rcd.evaluate import tasks
+    from rcd.evaluate.campaign import Grid, check, collect
+    from rcd.evaluate.findings import findings
+    from rcd.evaluate.workers import run
+
+    problems = tasks.load(task, limit=limit, seed=seed, path=path, shots=shots)
+    entries = entries_of(named, carries or [opt.TRAINED], settings, known, tasks.new_tokens(task))
+    names = [entry.name for entry in entries]
+    if base is not None:
+        one_of("--base", base, names)
+    grid = Grid(entries, wanted, str(task), problems, output, reference, batch, device, dtype)
+    places = check(grid)
+    jobs, threads = processes(grid, jobs, len(places))
+    grid = replace(grid, threads=threads)
+    began = time.monotonic()
+    failures = run(grid, places, jobs, Progress(grid, places, jobs))
+    lines = collect(grid, failures)
+    found = findings(grid, lines, failures, base or names[0])
+    found |= {"seed": seed, "command": shlex.join(["rcd", *sys.argv[1:]]), "made": made(grid, jobs, began)}
+    found["files"] = written(grid, found, lines)
+    print(json.dumps(found) if as_json else "\n".join(told(found, lines)))
+    if failures:
+        raise typer.Exit(1)
+
+
+def parsed_thresholds(given: list[str] | None, more: list[str]) -> list[float]:
+    """Sorted, each once; what follows `--thresholds` behind a space comes as `more`."""
+    if more and not given:
+        raise RCDError(f"unexpected {more[0]!r}; every option has a name (rcd sweep --help).")
+    out = set()
+    for text in re.split(r"[,\s]+", " ".join([*(given or []), *more]).strip()) if given else THRESHOLDS:
+        try:
+            value = float(text)
+        except ValueError as error:
+            raise RCDError(f"--thresholds takes numbers in [0, 1], not {text!r}.") from error
+        number("--thresholds", value, least=0, most=1)
+        out.add(value)
+    return sorted(out)
+
+
+def name_of(text: str) -> tuple[str, str]:
+    """(name, model) of MODEL or NAME=MODEL."""
+    name, equals, model = text.partition("=")
+    if equals and not Path(text).expanduser().exists():
+        if not (model and re.fullmatch(r"[\w+-][\w.,+-]*", name)):
+            raise RCDError(f"{text!r} should be MODEL or NAME=MODEL with a plain name.")
+        return name, model
+    if not text.strip():
+        raise RCDError("--model is empty; name a folder, a hub name, a .gguf file or bundled:NAME.")
+    last = Path(text.removeprefix("bundled:")).expanduser().resolve().name.removesuffix(".gguf")
+    return _plain(last) or "model", text
+
+
+def _plain(text: str) -> str:
+    """As part of a file's name."""
+    return re.sub(r"[^\w.,=+-]+", "_", text).lstrip(".")
+
+
+def entries_of(
+    named: list[tuple[str, str]], carries: list[str], settings: list[str] | None, known: dict[str, Any], new_tokens: int
+) -> list[Entry]:
+    """Every model with every carry; one that comes twice (`none` and what a model was trained with) is taken once."""
+    from rcd.carry.base import describe
+    from rcd.evaluate.campaign import Entry
+    from rcd.models.checkpoint import open_checkpoint
+
+    entries, seen = list[Entry](), dict[tuple[str, str], str]()
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    twice += [text for text, count in Counter(carries).items() if count > 1]
+    if twice:
+        raise RCDError(f"{twice[0]!r} is there twice; leave one out, or give one a name (--model NAME=MODEL).")
+    for name, model in named:
+        held = open_checkpoint(model)
+        fill = new_tokens if known["max_new_tokens"] is None and held.settings.max_new_tokens is None else None
+        config = opt.decode_settings(settings, known if fill is None else {**known, "max_new_tokens": fill})
+        for text in carries:
+            carry = opt.carry_spec(text, held.rcd.carry)
+            whole_name = name if text == opt.TRAINED else f"{name}+{_plain(text)}"
+            same = seen.setdefault((model, json.dumps(describe(carry), sort_keys=True)), whole_name)
+            if same != whole_name:
+                print(f"rcd: note: {whole_name} is the same as {same}, and left out", file=sys.stderr)
+                continue
+            entries.append(Entry(whole_name, model, replace(config, carry=carry)))
+    clash = [name for name, count in Counter(entry.name.lower() for entry in entries).items() if count > 1]
+    if clash:
+        raise RCDError(f"two entries are named {clash[0]!r}; give one model a name (--model NAME=MODEL).")
+    return entries
+
+
+def processes(grid: Grid, jobs: int | None, points: int) -> tuple[int, int | None]:
+    """(worker processes, threads of each or None): small models on a CPU gain nothing from threads, and lose much where
+    other processes run."""
+    from rcd.models.checkpoint import pick_device
+    from rcd.models.source import locate
+
+    if pick_device(grid.device).type != "cpu":
+        return max(1, min(jobs or 1, points)), None
+    paths = [locate(model) for model in {entry.model for entry in grid.entries}]
+    sizes = [sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.safetensors")))
+             for path in paths]  # fmt: skip
+    small, cores = max(sizes) <= SMALL, usable_cores()
+    chosen = max(1, min(jobs or (min(cores, MOST) if small else 1), points))
+    return chosen, 1 if small else max(1, cores // chosen)
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Progress:
+    """Lines on stderr: the point with its running accuracy, then all points with the time left. A point that has not
+    begun is taken to be as slow as the nearest threshold that has."""
+
+    def __init__(self, grid: Grid, places: list[Place], jobs: int) -> None:
+        self.grid, self.jobs, self.items = grid, jobs, len(grid.problems)
+        self.left = dict.fromkeys(places, self.items)
+        self.points = len(places)
+        self.began: dict[Place, tuple[float, int]] = {}
+        self.pace: dict[Place, float] = {}
+        self.last = time.monotonic()
+        finished = len(grid.places) - len(places)
+        if finished:
+            self.print(f"{finished} of {len(grid.places)} points are there already")
+
+    def __call__(self, said: Said) -> None:
+        place, now = said.place, time.monotonic()
+        if said.ended:
+            del self.left[place]
+            count = f"{self.points - len(self.left)} of {self.points} points"
+            if said.failure is not None:
+                self.print(f"{self.grid.label(place)}: FAILED: {said.failure} ({count})")
+            elif said.figures is not None:
+                accuracy, rho = 100 * said.figures["accuracy"], said.figures["tokens_per_step"]
+                rest = f", {self.time_left()}" if self.left and self.pace else ""
+                self.print(
+                    f"{self.grid.label(place)}: {accuracy:.1f}% right, {rho:.2f} tokens per step ({count}{rest})"
+                )
+            return
+        since, held = self.began.setdefault(place, (now, said.done))  # what was there before costs nothing
+        self.left[place] = self.items - said.done
+        if said.done > held:
+            self.pace[place] = (now - since) / (said.done - held)
+        if now - self.last >= EVERY:
+            rest = f"; {self.time_left()}" if self.pace else ""
+            self.print(
+                f"{self.grid.label(place)}: {said.done} of {said.total}, {100 * said.right / said.done:.1f}% right so "
+                f"far{rest}"
+            )
+
+    def time_left(self) -> str:
+        def pace(place: Place) -> float:
+            near = min(self.pace, key=lambda known: abs(known.threshold - place.threshold))
+            return self.pace.get(place, self.pace[near])
+
+        seconds = sum(left * pace(place) for place, left in self.left.items())
+        return f"about {spelt(seconds / max(1, min(self.jobs, len(self.left))))} left"
+
+    def print(self, text: str) -> None:
+        self.last = time.monotonic()
+        print(f"rcd: {text}", file=sys.stderr, flush=True)
+
+
+def spelt(seconds: float) -> str:
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def made(grid: Grid, jobs: int, began: float) -> dict[str, str]:
+    """How and where: for the reader of the report."""
+    import torch
+
+    from rcd import __version__
+    from rcd.models.checkpoint import pick_device
+
+    device = pick_device(grid.device)
+    auto = "float32" if device.type == "cpu" else "own dtype"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "device": f"{name}, {auto if grid.dtype == 'auto' else grid.dtype}",
+        "processes": f"{jobs}, {spelt(time.monotonic() - began)} (this time)",
+        "versions": f"rcd {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+        "machine": f"{platform.system()} {platform.machine()}, {usable_cores()} cores",
+    }
+
+
+def written(grid: Grid, found: dict[str, Any], lines: list[Line]) -> dict[str, str]:
+    """The figure, the page and the figures as JSON; a figure that cannot be drawn costs nothing else."""
+    from rcd.evaluate import plots, report
+
+    output = grid.output
+    files = {"report": report.write(output / "report.html", found, lines)}
+    files |= {line.entry.name: output / f"{line.entry.name}.jsonl" for line in lines}
+    try:
+        if lines:
+            title = f"{found['task']}: {found['items']:,} items"
+            for suffix in ("png", "svg"):
+                sweeps = [line.sweep for line in lines]
+                files[suffix] = plots.frontier(sweeps, output / f"frontier.{suffix}", title)
+    except RCDError as error:
+        print(f"rcd: note: no figure: {error}", file=sys.stderr)
+    files["json"] = output / "sweep.json"
+    out = {name: str(path) for name, path in files.items()}
+    try:
+        files["json"].write_text(json.dumps({**found, "files": out}, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RCDError(f"the results cannot be written to {files['json']} ({error}); make room and go on.") from error
+    return out
+
+
+def told(found: dict[str, Any], lines: list[Line]) -> list[str]:
+    """For a terminal: the verdict, every point, every comparison, what failed, and where the page is."""
+    from rcd.evaluate.findings import failed, signed, steps_told
+    from rcd.evaluate.sweep import lines as compared
+
+    out = [*found["summary"], ""]
+    for entry in found["entries"]:
+        out.append(f"{entry['name']}: {entry['model']}, carry {entry['carry']['name']}")
+        for point in entry["points"]:
+            out.append(
+                f"  threshold {point['threshold']:<5g} {point['accuracy']:5.1f}% [{point['low']:.1f}, "
+                f"{point['high']:.1f}]  {point['tokens_per_step']:6.2f} tokens per step"
+            )
+    for each in found["comparisons"]:
+        out += ["", *compared({**each, "tasks": {}}), f"  {steps_told(each)}"]
+        speed = each["throughput"]
+        if speed["mean"] is not None:
+            low, high = speed["range"]
+            out.append(
+                f"  At equal tokens per second ({low:.0f} to {high:.0f}, noisy): {signed(speed['mean']['difference'])} "
+                f"points on average [{signed(speed['mean']['low'])}, {signed(speed['mean']['high'])}]."
+            )
+        for task, part in each["tasks"].items() if len(each["tasks"]) > 1 else ():
+            mean = part["matched"]["mean"]
+            told = (
+                "no common range"
+                if mean is None
+                else (f"{signed(mean['difference'])} points [{signed(mean['low'])}, {signed(mean['high'])}]")
+            )
+            out.append(f"  {task} ({part['items']} items), mean at equal tokens per step: {told}")
+    if found["failures"]:
+        out += ["", "Failed (the same command tries again; everything else is kept):"]
+        out += [f"  {line}" for line in failed(found["failures"])]
+    return [*out, "", f"The report: {found['files']['report']}"]

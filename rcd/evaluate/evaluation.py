@@ -1,0 +1,217 @@
+"""One model on one task: decoded, graded, recorded; resumable, and spread over processes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rcd.carry.base import describe
+from rcd.decode.config import DecodeConfig
+from rcd.errors import RCDError, whole
+from rcd.evaluate.answering import answers
+from rcd.evaluate.grading import grade
+from rcd.evaluate.points import Point
+from rcd.evaluate.records import Folder, Record, read_records, read_run
+from rcd.evaluate.statistics import mcnemar, paired, wilson
+from rcd.evaluate.sweep import steps_of
+from rcd.models.source import fingerprint
+
+if TYPE_CHECKING:
+    from rcd.api import Pipeline
+    from rcd.data.tasks.base import Problem
+
+Say = Callable[[int, int, int], None]
+"""(answers so far, of all, right so far)."""
+CHUNK = 64
+"""Answers between two writes, at least."""
+
+
+def digest(problems: Sequence[Problem]) -> str:
+    """Of questions and answers: names may stay the same where a seed has changed."""
+    text = "\n".join(f"{problem.name}\n{problem.question}\n{problem.answer}" for problem in problems)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def settings_of(
+    model: str, task: str, problems: Sequence[Problem], config: DecodeConfig, samples: int, reference: str | None = None
+) -> dict[str, Any]:
+    """What the results depend on; `config` is resolved. The batch is not in it, nor the number of processes."""
+    assert config.carry is not None and not isinstance(config.carry, str)
+    decode = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "carry"}
+    return {
+        "model": model, "model_fingerprint": fingerprint(model), "task": task, "items": len(problems),
+        "items_digest": digest(problems), "samples": samples, "carry": describe(config.carry), "decode": decode,
+        "reference": reference, "reference_fingerprint": None if reference is None else fingerprint(reference),
+    }  # fmt: skip
+
+
+def evaluate(
+    pipeline: Pipeline,
+    problems: Sequence[Problem],
+    config: DecodeConfig,
+    folder: str | Path,
+    *,
+    model: str,
+    task: str,
+    samples: int = 1,
+    reference: tuple[str, Pipeline] | None = None,
+    batch: int = 32,
+    process: int = 0,
+    processes: int = 1,
+    wait: Callable[[], Any] = lambda: None,
+    say: Say | None = None,
+) -> dict[str, Any]:
+    """Answer what the folder does not hold yet; returns `summary`. `wait` joins the processes."""
+    whole("samples", samples, least=1)
+    if not problems:
+        raise RCDError("there are no problems to decode; ask for at least one.")
+    if samples > 1 and config.temperature == 0:
+        raise RCDError(f"{samples} samples at temperature 0 are the same answer; give --temperature (the paper: 0.6).")
+    names = Counter(problem.name for problem in problems)
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None:
+        raise RCDError(f"two items are named {twice!r}; give every one an id of its own.")
+    prompts = pipeline.encode([problem.question for problem in problems])
+    config = pipeline.resolve(config, max(map(len, prompts)))
+    name, second = reference if reference is not None else (None, None)
+    settings = settings_of(model, task, problems, config, samples, name)
+    if process == 0:
+        results = Folder(folder, settings)
+    wait()
+    if process:
+        results = Folder(folder, settings)
+    held = {record.key: record.right for record in results.read()}
+    wait()  # before anyone writes
+    order = [(problem.name, sample) for problem in problems for sample in range(samples)]
+    pending = [
+        (number, sample)
+        for number, problem in enumerate(problems)
+        for sample in range(samples)
+        if (problem.name, sample) not in held
+    ][process::processes]
+    done, right, total = len(held), sum(held.values()), len(order)
+    size = 1 if pipeline.model.device.type == "cpu" else max(CHUNK, batch)  # alone on a CPU: nothing to wait for
+    for first in range(0, len(pending), size):
+        part = pending[first : first + size]
+        records = _records(pipeline, problems, prompts, config, part, samples, second, batch)
+        results.append(records, process if processes > 1 else None)
+        done, right = done + len(records), right + sum(record.right for record in records)
+        if say is not None:
+            say(done, total, right)
+    results.close()
+    wait()
+    if process == 0:
+        results.merge(order)
+    wait()
+    return summary(folder)
+
+
+def _records(
+    pipeline: Pipeline, problems: Sequence[Problem], prompts: Sequence[Sequence[int]], config: DecodeConfig,
+    part: Sequence[tuple[int, int]], samples: int, reference: Pipeline | None, batch: int,
+) -> list[Record]:  # fmt: skip
+    began = time.perf_counter()
+    seeds = [config.seed + number * samples + sample for number, sample in part]
+    chosen = [prompts[number] for number, _ in part]
+    found = dict(answers(pipeline, chosen, config, seeds=seeds, reference=reference, batch=batch))
+    seconds = (time.perf_counter() - began) / len(part)
+    out = []
+    for place, (number, sample) in enumerate(part):
+        problem, answer = problems[number], found[place]
+        out.append(
+            Record(
+                item=problem.name, sample=sample, task=problem.task, prompt=problem.question, output=answer.text,
+                answer=problem.answer, right=grade(problem, answer.text), tokens=answer.tokens, steps=steps_of(answer),
+                forwards=answer.forwards, seconds=round(seconds, 6), stop_reason=answer.stop_reason,
+            )
+        )  # fmt: skip
+    return out
+
+
+def summary(folder: str | Path) -> dict[str, Any]:
+    """The figures of an evaluation, finished or not."""
+    run, records = read_run(folder), read_records(folder)
+    if not records:
+        raise RCDError(f"{folder} holds no answers yet; run `rcd eval` first.")
+    means = list(_means(records).values())
+    low, high = interval(means, one_each=run["samples"] == 1)
+    tokens, steps = sum(r.tokens for r in records), sum(r.steps for r in records)
+    seconds = sum(r.seconds for r in records)
+    return {
+        "model": run["model"], "task": run["task"], "carry": run["carry"], "threshold": run["decode"]["threshold"],
+        "items": len(means), "samples": run["samples"], "complete": len(records) == run["items"] * run["samples"],
+        "accuracy": float(np.mean(means)), "low": low, "high": high,
+        "tokens_per_step": tokens / steps, "tokens_per_forward": tokens / sum(r.forwards for r in records),
+        "tokens": tokens / len(records), "tokens_per_second": tokens / seconds if seconds else None,
+        "seconds": seconds, "cut_off": sum(r.stop_reason == "length" for r in records) / len(records),
+    }  # fmt: skip
+
+
+def _means(records: Sequence[Record]) -> dict[str, float]:
+    """Pass@1 of each item: the share of its samples that is right."""
+    rights: dict[str, list[bool]] = defaultdict(list)
+    for record in records:
+        rights[record.item].append(record.right)
+    return {item: sum(values) / len(values) for item, values in rights.items()}
+
+
+def interval(means: Sequence[float], one_each: bool) -> tuple[float, float]:
+    """95% of a mean over items: Wilson's where each has one answer, else mean ± 1.96 sd / sqrt(N) (samples of one item
+    are no items of their own)."""
+    if one_each:
+        return wilson(round(sum(means)), len(means))
+    mean, reach = float(np.mean(means)), _reach(means, 1.0)
+    return max(0.0, mean - reach), min(1.0, mean + reach)
+
+
+def _reach(values: Sequence[float], unknown: float) -> float:
+    """1.96 sd / sqrt(N); `unknown` where one value says nothing of its spread."""
+    if len(values) < 2:
+        return unknown
+    return NormalDist().inv_cdf(0.975) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+
+def compare_runs(base: str | Path, other: str | Path) -> dict[str, Any]:
+    """Two evaluations on the same items: the paired difference other - base in points with its 95% interval."""
+    runs = read_run(base), read_run(other)
+    if runs[0]["items_digest"] != runs[1]["items_digest"]:
+        raise RCDError(
+            f"{base} and {other} are over different items ({runs[0]['items']} of {runs[0]['task']} and "
+            f"{runs[1]['items']} of {runs[1]['task']}); evaluate both on the same task, limit and seed."
+        )
+    a, b = (_means(read_records(folder)) for folder in (base, other))
+    if set(a) != set(b):
+        raise RCDError(f"{base} has answers to {len(a)} items and {other} to {len(b)}; finish both first.")
+    items = list(a)
+    found: dict[str, Any] = {"base": summary(base), "other": summary(other)}
+    if all(run["samples"] == 1 for run in runs):
+        return found | paired([a[item] > 0.5 for item in items], [b[item] > 0.5 for item in items])
+    d = [100 * (b[item] - a[item]) for item in items]
+    gained, lost = sum(x > 0 for x in d), sum(x < 0 for x in d)
+    mean, reach = float(np.mean(d)), _reach(d, 100.0)
+    return found | {
+        "difference": mean, "low": max(-100.0, mean - reach), "high": min(100.0, mean + reach),
+        "p": mcnemar(gained, lost), "gained": gained, "lost": lost,
+    }  # fmt: skip
+
+
+def point_of(folder: str | Path) -> Point:
+    """A finished evaluation with one sample an item, as a point of a sweep."""
+    run, records = read_run(folder), read_records(folder)
+    return Point(
+        threshold=run["decode"]["threshold"],
+        right=np.array([record.right for record in records]),
+        tokens=np.array([record.tokens for record in records]),
+        steps=np.array([record.steps for record in records]),
+        seconds=sum(record.seconds for record in records),
+        texts=[record.output for record in records],
+    )

@@ -1,0 +1,166 @@
+"""What the lines of a campaign say: every figure as one JSON object, and the verdict in plain sentences."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rcd.evaluate.campaign import Grid, Line, Place
+from rcd.evaluate.statistics import matched_speed, savings, timed
+from rcd.evaluate.sweep import compare
+
+FEW = 30
+"""Items that are too few to be sure of anything."""
+PAPER = "the paper reports 4 to 5 times fewer"
+
+
+def findings(
+    grid: Grid, lines: Sequence[Line], failures: dict[Place, str], base: str, *, resamples: int = 2000
+) -> dict[str, Any]:
+    """Everything that is known, as JSON; `base` is what the others are compared with, the best of them first."""
+    ground = next((line for line in lines if line.entry.name == base), None)
+    others = [line for line in lines if line is not ground]
+    comparisons = [comparison(ground, line, resamples) for line in others] if ground is not None else []
+    comparisons.sort(key=_lead, reverse=True)
+    found: dict[str, Any] = {
+        "task": Path(grid.task).name, "items": len(grid.problems), "thresholds": grid.thresholds, "base": base,
+        "entries": [_entry(line) for line in lines], "comparisons": comparisons,
+        "failures": [
+            {"name": grid.entries[place.entry].name, "threshold": place.threshold, "error": error}
+            for place, error in failures.items()
+        ],
+    }  # fmt: skip
+    return {"summary": summary(found), **found}
+
+
+def _lead(each: dict[str, Any]) -> float:
+    mean = each["all"]["matched"]["mean"]
+    return -math.inf if mean is None else float(mean["difference"])
+
+
+def comparison(base: Line, other: Line, resamples: int = 2000) -> dict[str, Any]:
+    """`compare`, with intervals of what is saved, and with accuracies at equal tokens per second."""
+    slow, fast = (timed(line.sweep, line.seconds) for line in (base, other))
+    return {
+        **compare(base.sweep, other.sweep, resamples=resamples),
+        "savings": savings(base.sweep, other.sweep, resamples=resamples),
+        "throughput": matched_speed(slow, fast, resamples=resamples),
+    }
+
+
+def _entry(line: Line) -> dict[str, Any]:
+    points = []
+    for point, records, figures in zip(line.sweep.points, line.records, line.figures, strict=True):
+        points.append(
+            {
+                "threshold": point.threshold, "accuracy": point.accuracy, "low": 100 * figures["low"],
+                "high": 100 * figures["high"], "tokens_per_step": point.tokens_per_step,
+                "tokens_per_second": figures["tokens_per_second"], "tokens": figures["tokens"],
+                "steps": float(np.mean([record.steps for record in records])), "cut_off": figures["cut_off"],
+                "seconds": figures["seconds"],
+            }
+        )  # fmt: skip
+    return {"name": line.entry.name, **line.sweep.settings, "best": line.sweep.best, "points": points}
+
+
+def summary(found: dict[str, Any]) -> list[str]:
+    """Who wins, by how much and how sure that is; the first sentence is the verdict of the first comparison."""
+    out = [verdict(each, found["items"], found["task"]) for each in found["comparisons"]]
+    if not out:
+        out = [_alone(entry, found["items"], found["task"]) for entry in found["entries"]]
+    if len(found["comparisons"]) > 1:
+        out.append("Every interval is for its own comparison; with several, one may miss by chance.")
+    if found["entries"] and found["base"] not in [entry["name"] for entry in found["entries"]]:
+        out.append(f"{found['base']} has failed, so the others are compared with nothing.")
+    if found["items"] < FEW:
+        out.append(f"{_counted(found['items'], 'item')}: too few to be sure of anything.")
+    if found["failures"]:
+        total = len({(entry["name"], point["threshold"]) for entry in found["entries"] for point in entry["points"]})
+        bad = len(found["failures"])
+        out.append(f"{bad} of {bad + total} points failed.")
+    return out
+
+
+def verdict(each: dict[str, Any], items: int, task: str) -> str:
+    """Of one comparison, at equal tokens per step."""
+    other, base, found = each["other"], each["base"], each["all"]["matched"]
+    on = f"on {_counted(items, 'item')} of {task}"
+    mean = found["mean"]
+    if mean is None:
+        return (
+            f"{other} and {base} cannot be compared at equal tokens per step {on}: they have no useful range in "
+            "common. More thresholds may help."
+        )
+    low, high = found["range"]
+    over = f"at equal tokens per step (mean over {low:.2f} to {high:.2f}, {on})"
+    interval = f"95% interval {signed(mean['low'])} to {signed(mean['high'])}"
+    by = f"{abs(mean['difference']):.1f} points"
+    if mean["low"] > 0 or mean["high"] < 0:
+        better = "better" if mean["difference"] > 0 else "worse"
+        return f"{other} is {better} than {base} by {by} {over}; {interval}."
+    if mean["low"] == mean["high"] == 0:
+        return f"{other} and {base} are right equally often {over}."
+    return f"Neither wins: {other} differs from {base} by {signed(mean['difference'])} points {over}; {interval}."
+
+
+def details(each: dict[str, Any]) -> list[str]:
+    """Of one comparison, behind its verdict: both ends of the useful range, and steps for the same accuracy."""
+    rows, out = each["all"]["matched"]["points"], []
+    if len(rows) > 1 and rows[0]["tokens_per_step"] < rows[-1]["tokens_per_step"]:
+        told = [
+            f"{signed(row['difference'])} points [{signed(row['low'])}, {signed(row['high'])}] at "
+            f"{row['tokens_per_step']:.2f}"
+            for row in (rows[0], rows[-1])
+        ]
+        out.append(f"From the slow end of that range to the fast one: {told[0]} tokens per step, {told[1]}.")
+    return [*out, steps_told(each)]
+
+
+def steps_told(each: dict[str, Any]) -> str:
+    """The steps that both need for the base's best accuracy."""
+    row, other, base = each["savings"]["steps"]["best"], each["other"], each["base"]
+    best = f"{base}'s best accuracy ({row['accuracy']:.1f}%)"
+    if row["other"] is None:
+        return f"{other} never reaches {best}; {PAPER} steps for it."
+    times, ends = row["ratio"], [row["low"], row["high"]]
+    if 0.995 < times < 1.005:
+        told = "equally many"
+    elif times > 1:
+        told = f"{times:.2f} times fewer"
+    else:
+        told, times, ends = f"{1 / times:.2f} times more", 1 / times, [1 / end if end else 0.0 for end in ends[::-1]]
+    interval = " to ".join(f"{end:.2f}" if end else "never" for end in ends)
+    return f"For {best} {other} needs {told} steps (95% interval {interval}); {PAPER}."
+
+
+def _alone(entry: dict[str, Any], items: int, task: str) -> str:
+    point = max(entry["points"], key=lambda point: (point["accuracy"], point["tokens_per_step"]))
+    return (
+        f"{entry['name']} has its best accuracy, {point['accuracy']:.1f}% (95% interval {point['low']:.1f} to "
+        f"{point['high']:.1f}), at threshold {point['threshold']:g} with {point['tokens_per_step']:.2f} tokens per "
+        f"step, on {_counted(items, 'item')} of {task}."
+    )
+
+
+def failed(failures: Iterable[dict[str, Any]]) -> list[str]:
+    """One line for every entry and cause."""
+    grouped: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for each in failures:
+        grouped[each["name"], each["error"]].append(each["threshold"])
+    return [
+        f"{name} at {', '.join(f'{threshold:g}' for threshold in sorted(thresholds))}: {error}"
+        for (name, error), thresholds in grouped.items()
+    ]
+
+
+def signed(points: float) -> str:
+    return f"{round(points, 1) + 0.0:+.1f}"  # + 0.0: no minus before a zero
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

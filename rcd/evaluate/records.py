@@ -1,0 +1,160 @@
+"""The results of an evaluation on disk: what was asked, and one line for every answer, safe against a kill at any time.
+
+A folder holds `run.json` (what the results depend on), `records.jsonl` (one line an answer) and, while several
+processes work, a `records-K.jsonl` for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import IO, Any
+
+from rcd.errors import RCDError
+
+RUN, RECORDS = "run.json", "records.jsonl"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One answer."""
+
+    item: str
+    sample: int
+    task: str
+    prompt: str
+    output: str
+    answer: str
+    """What is right."""
+    right: bool
+    tokens: int
+    steps: int
+    """Passes that commit or prepare a residual (`rcd.evaluate.sweep.steps_of`)."""
+    forwards: int
+    seconds: float
+    """Of the batch that it was decoded in, divided by the batch's rows."""
+    stop_reason: str
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.item, self.sample
+
+
+class Folder:
+    """Of one evaluation. Opening it claims it for these settings, or goes on where the same ones stopped."""
+
+    def __init__(self, path: str | Path, settings: dict[str, Any]) -> None:
+        self.path, self.settings = Path(path), settings
+        self._file: IO[str] | None = None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if (self.path / RUN).is_file():
+                self._check()
+            elif any(self.path.glob("records*.jsonl")):
+                raise RCDError(f"{self.path} holds records but no {RUN} that says how they were made; choose another.")
+            else:
+                _write(self.path / RUN, json.dumps(settings, indent=1) + "\n")
+        except OSError as error:
+            raise RCDError(f"the results cannot be written to {self.path} ({error}); give another folder.") from error
+
+    def _check(self) -> None:
+        held = read_run(self.path)
+        told = [
+            f"{key}: {held.get(key)!r} -> {self.settings.get(key)!r}"
+            for key in {**held, **self.settings}
+            if held.get(key) != self.settings.get(key)
+        ]
+        if told:
+            raise RCDError(
+                f"{self.path} holds results of other settings ({'; '.join(told)}); choose another --output, or the "
+                "same settings to go on."
+            )
+
+    def append(self, records: Iterable[Record], process: int | None = None) -> None:
+        """Written and flushed to the disk before this returns."""
+        try:
+            if self._file is None:
+                name = RECORDS if process is None else f"records-{process}.jsonl"
+                repair(self.path / name)
+                self._file = (self.path / name).open("a", encoding="utf-8")
+            self._file.write("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RCDError(
+                f"the records cannot be written to {self.path} ({error}); make room and run the same command again: "
+                "nothing is lost."
+            ) from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def read(self) -> list[Record]:
+        return read_records(self.path)
+
+    def merge(self, order: Iterable[tuple[str, int]]) -> list[Record]:
+        """All records in one file, in this order; the processes' own files go."""
+        self.close()
+        found = {record.key: record for record in self.read()}
+        records = [found[key] for key in order if key in found]
+        text = "".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
+        _write(self.path / RECORDS, text)
+        for part in self.path.glob("records-*.jsonl"):
+            part.unlink()
+        return records
+
+
+def read_run(folder: str | Path) -> dict[str, Any]:
+    """What an evaluation's results depend on."""
+    path = Path(folder) / RUN
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RCDError(f"{folder} holds no evaluation ({error}); name a folder that `rcd eval` wrote.") from error
+    except ValueError as error:
+        raise RCDError(f"{path} is damaged ({error}); run the evaluation again in another folder.") from error
+    if not isinstance(content, dict):
+        raise RCDError(f"{path} is damaged; run the evaluation again in another folder.")
+    return content
+
+
+def read_records(folder: str | Path) -> list[Record]:
+    """Every answer once. A half-written last line, as a kill leaves it, is passed over; any other damage is named."""
+    found: dict[tuple[str, int], Record] = {}
+    names = [f.name for f in fields(Record)]
+    for path in sorted(Path(folder).glob("records*.jsonl")):
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines[:-1], 1):  # behind the last newline: nothing, or half a line
+            try:
+                row = json.loads(line)
+                record = Record(**{name: row[name] for name in names})
+            except (ValueError, KeyError, TypeError) as error:
+                raise RCDError(
+                    f"line {number} of {path} is damaged ({error}); delete the line and run the same command again."
+                ) from error
+            found.setdefault(record.key, record)
+    return list(found.values())
+
+
+def repair(path: Path) -> int:
+    """Cut a half-written last line off; returns how many bytes went."""
+    if not path.is_file():
+        return 0
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    return len(content) - whole
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    scratch = path.with_name(f".{path.name}.writing")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.replace(path)

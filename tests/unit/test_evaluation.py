@@ -1,0 +1,192 @@
+"""Evaluations: every item once, whatever happens; the same results however they are spread; fair comparisons."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rcd
+from rcd.data.tasks.base import Problem, problems
+from rcd.decode.config import DecodeConfig
+from rcd.errors import RCDError
+from rcd.evaluate.evaluation import compare_runs, evaluate, interval, point_of, summary
+from rcd.evaluate.records import Record, read_records, repair
+
+NAME = "bundled:sdar-rcd"
+ITEMS = list(problems("sudoku", "test", 6, seed=3))
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> rcd.Pipeline:
+    return rcd.load(NAME, device="cpu")
+
+
+def run(pipeline: rcd.Pipeline, folder: Path, given: list[Problem] | None = None, **changes: Any) -> dict[str, Any]:
+    config = changes.pop("config", DecodeConfig(threshold=0.8))
+    return evaluate(pipeline, given or ITEMS, config, folder, model=NAME, task="sudoku", **changes)
+
+
+def told(folder: Path) -> list[tuple[Any, ...]]:
+    """What was answered, without the times."""
+    return [tuple(v for k, v in asdict(record).items() if k != "seconds") for record in read_records(folder)]
+
+
+@pytest.fixture(scope="module")
+def whole(pipeline: rcd.Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("eval") / "whole"
+    run(pipeline, folder)
+    return folder
+
+
+def test_the_summary_states_what_the_records_hold(whole: Path) -> None:
+    figures, records = summary(whole), read_records(whole)
+    assert [record.item for record in records] == [item.name for item in ITEMS] and figures["complete"]
+    assert figures["accuracy"] == sum(record.right for record in records) / 6
+    assert figures["tokens_per_step"] == sum(r.tokens for r in records) / sum(r.steps for r in records)
+    assert figures["low"] < figures["accuracy"] < figures["high"] or figures["accuracy"] in (0, 1)
+    assert point_of(whole).accuracy == 100 * figures["accuracy"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_results_depend_neither_on_the_batch_nor_on_the_processes(
+    pipeline: rcd.Pipeline, temperature: float, tmp_path: Path
+) -> None:
+    config = DecodeConfig(threshold=0.8, temperature=temperature)
+    samples = 2 if temperature else 1
+    run(pipeline, tmp_path / "1", config=config, samples=samples, batch=1)
+    run(pipeline, tmp_path / "4", config=config, samples=samples, batch=4)
+    barrier = threading.Barrier(2, timeout=120)  # two threads instead of processes, which meet in the same places
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(
+                run, pipeline, tmp_path / "two", config=config, samples=samples, process=process, processes=2,
+                wait=barrier.wait,
+            )
+            for process in (0, 1)
+        ]  # fmt: skip
+        assert both[0].result()["accuracy"] == both[1].result()["accuracy"]
+    assert told(tmp_path / "1") == told(tmp_path / "4") == told(tmp_path / "two")
+    assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["records.jsonl", "run.json"]
+
+
+def test_a_limit_does_not_change_what_the_first_items_get(pipeline: rcd.Pipeline, whole: Path, tmp_path: Path) -> None:
+    run(pipeline, tmp_path / "few", ITEMS[:3])
+    assert told(tmp_path / "few") == told(whole)[:3]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(pipeline: rcd.Pipeline, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    (folder / "run.json").write_text((whole / "run.json").read_text())
+    lines = (whole / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder / "records.jsonl").write_text("".join(lines[:2]) + lines[2][:40])  # a kill in the middle of a line
+    assert len(read_records(folder)) == 2
+    run(pipeline, folder)
+    assert told(folder) == told(whole)
+    assert (folder / "records.jsonl").read_text().splitlines(keepends=True)[:2] == lines[:2]  # not decoded again
+
+
+KILLED = """
+import sys
+import torch; torch.set_num_threads(1)
+import rcd
+from rcd.data.tasks.base import problems
+from rcd.decode.config import DecodeConfig
+from rcd.evaluate.evaluation import evaluate
+evaluate(rcd.load("bundled:sdar-rcd", device="cpu"), list(problems("sudoku", "test", 6, seed=3)),
+         DecodeConfig(threshold=0.8), sys.argv[1], model="bundled:sdar-rcd", task="sudoku",
+         say=lambda *_: print("answered", flush=True))
+"""
+
+
+@pytest.mark.parametrize("after", [1, 4])
+def test_a_kill_loses_no_item_and_counts_none_twice(after: int, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-c", KILLED, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for _ in range(after):
+            process.stdout.readline()
+        time.sleep(0.01 * after)
+        os.kill(process.pid, signal.SIGKILL)
+    held = len(read_records(folder))
+    assert after <= held < 6
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert told(folder) == told(whole)
+
+
+def test_other_settings_are_refused_in_the_same_folder(pipeline: rcd.Pipeline, whole: Path) -> None:
+    with pytest.raises(RCDError, match=r"results of other settings .*threshold"):
+        run(pipeline, whole, config=DecodeConfig(threshold=0.9))
+    with pytest.raises(RCDError, match=r"results of other settings .*items"):
+        run(pipeline, whole, ITEMS[:3])
+
+
+def test_damage_is_named(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text((whole / "run.json").read_text())
+    lines = (whole / "records.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "records.jsonl").write_text(lines[0] + "{broken\n" + lines[2])
+    with pytest.raises(RCDError, match=r"line 2 of .*records.jsonl is damaged"):
+        read_records(tmp_path)
+    with pytest.raises(RCDError, match="holds no evaluation"):
+        summary(tmp_path / "nowhere")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "records.jsonl").write_text("")
+    with pytest.raises(RCDError, match=r"no run\.json"):
+        run(rcd.load(NAME, device="cpu"), tmp_path / "other")
+
+
+def test_repair_cuts_half_a_line_off(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    assert repair(path) == 0
+    path.write_text("one\ntw")
+    assert repair(path) == 2 and path.read_text() == "one\n" and repair(path) == 0
+
+
+def test_runs_over_different_items_are_not_compared(pipeline: rcd.Pipeline, whole: Path, tmp_path: Path) -> None:
+    run(pipeline, tmp_path / "few", ITEMS[:3])
+    with pytest.raises(RCDError, match="over different items"):
+        compare_runs(whole, tmp_path / "few")
+    run(pipeline, tmp_path / "plain", config=DecodeConfig(threshold=0.8, carry="none"))
+    found = compare_runs(whole, tmp_path / "plain")
+    a, b = ({r.item: r.right for r in read_records(folder)} for folder in (whole, tmp_path / "plain"))
+    assert found["difference"] == pytest.approx(100 * sum(b[k] - a[k] for k in a) / 6)
+    assert found["gained"] - found["lost"] == sum(b.values()) - sum(a.values())
+    assert compare_runs(whole, whole)["difference"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"samples": 2}, "2 samples at temperature 0 are the same answer"),
+        ({"samples": 0}, "samples must be a whole number of 1 or more"),
+        ({"given": [ITEMS[0], ITEMS[0]]}, "two items are named 'sudoku test 0'"),
+    ],
+)
+def test_bad_input(pipeline: rcd.Pipeline, changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(RCDError, match=words):
+        run(pipeline, tmp_path / "bad", **changes)
+    assert not (tmp_path / "bad").exists()
+
+
+def test_samples_of_one_item_are_no_items_of_their_own() -> None:
+    assert interval([1.0, 0.0], one_each=True) == pytest.approx((0.0945, 0.9055), abs=1e-3)
+    low, high = interval([0.5, 0.75, 0.25, 0.5], one_each=False)
+    assert (low + high) / 2 == pytest.approx(0.5) and high - low == pytest.approx(2 * 1.96 * 0.2041 / 2, abs=1e-3)
+
+
+def test_a_record_goes_through_json() -> None:
+    record = Record("a", 0, "words", "p\n", "o\u2028", "1", True, 3, 2, 4, 0.5, "eos")
+    assert Record(**json.loads(json.dumps(asdict(record), ensure_ascii=False))) == record
+    assert replace(record, sample=1).key == ("a", 1)

@@ -1,0 +1,117 @@
+"""Recall@k over denoising steps (fig:recall), and the witness that shows a step's predictions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+from rcd.api import Pipeline
+from rcd.carry.residual import Residual
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Finished, Step
+from rcd.errors import RCDError
+from rcd.evaluate.recall import lines, recall
+from rcd.evaluate.watching import Look, _together, watch
+from tests.conftest import FAMILIES, exact
+
+PROMPTS = [[5, 9, 2], [7, 1, 1, 4, 8, 30, 2, 11], [3], [40, 41, 42, 43, 44]]
+CONFIG = DecodeConfig(max_new_tokens=16, threshold=0.6, carry=Residual())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recall_at_the_size_of_the_vocabulary_is_one_at_every_step(models: dict[str, Pipeline], family: str) -> None:
+    found = recall(models[family], PROMPTS, CONFIG, (1, 128))
+    assert len(found["steps"]) > 1
+    assert all(row["recall"]["128"] == 1 == row["recall_all"]["128"] for row in found["steps"])
+    assert any(row["recall"]["1"] < 1 for row in found["steps"])
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_the_last_step_of_a_greedy_run_of_one_token_a_step_has_recall_one(
+    models: dict[str, Pipeline], family: str
+) -> None:
+    config = DecodeConfig(max_new_tokens=12, threshold=1.0, carry=Residual())
+    for prompt in PROMPTS:
+        steps = recall(models[family], [prompt], config, (1,))["steps"]
+        tokens = models[family].generate([prompt], config).results[0].tokens
+        assert steps[-1]["masks"] == 1 and steps[-1]["recall"]["1"] == 1
+        assert steps[0]["masks"] == tokens == steps[0]["masks"] + steps[0]["decided"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recall_at_one_is_the_share_of_drafts_that_stay(models: dict[str, Pipeline], family: str) -> None:
+    kept: dict[int, list[Step]] = defaultdict(list)
+    hits = masks = 0
+    for row, prompt in enumerate(PROMPTS):
+        for event in models[family].stream([prompt], CONFIG):
+            if isinstance(event, Step):
+                kept[row].append(event)
+                continue
+            for step in kept[row]:
+                place = torch.arange(step.draft.shape[1]) + step.offsets[0]
+                there = ~step.confidence[0].isnan() & (place >= 0) & (place < len(event.ids))
+                hits += int((step.draft[0][there] == torch.tensor(event.ids)[place[there]]).sum())
+                masks += int(there.sum())
+    found = recall(models[family], PROMPTS, CONFIG, (1,))
+    assert found["masks"] == masks and found["mean"]["1"] == hits / masks
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_watching_changes_nothing_and_a_batch_shows_what_its_rows_show(
+    models: dict[str, Pipeline], family: str
+) -> None:
+    model = models[family]
+    config = model.resolve(CONFIG, max(map(len, PROMPTS)))
+    rows = list(range(len(PROMPTS)))
+    apart, together = (
+        _collected(events)
+        for events in (watch(model, PROMPTS, CONFIG), _together(model, list(PROMPTS), rows, config, None))
+    )
+    for row in rows:
+        plain = model.generate([PROMPTS[row]], CONFIG).results[0]
+        assert plain.ids == apart[row][1] == together[row][1]
+        assert len(apart[row][0]) == len(together[row][0]) == plain.denoising_steps
+        for a, b in zip(apart[row][0], together[row][0], strict=True):
+            assert a[0] == b[0]
+            for one, other in zip(a[1:], b[1:], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
+
+
+def _collected(events: object) -> dict[int, tuple[list[tuple], list[int]]]:
+    """Row -> (what each of its steps showed, its tokens)."""
+    shown: dict[int, list[tuple]] = defaultdict(list)
+    done = {}
+    for look in events:  # type: ignore[attr-defined]
+        if isinstance(look, Finished):
+            done[look.row] = (shown[look.row], look.ids)
+            continue
+        assert isinstance(look, Look)
+        for k, row in enumerate(look.event.rows):
+            there = look.masked[k]
+            shown[row].append((look.number[k], look.logits[k][there], look.inputs[k][there], look.hidden[k][there]))
+    return done
+
+
+def test_steps_are_counted_in_the_block(models: dict[str, Pipeline]) -> None:
+    config = DecodeConfig(max_new_tokens=24, threshold=1.0, eos_early_stop=False)
+    found = recall(models["sdar"], [PROMPTS[1]], config, (1,))
+    assert [row["step"] for row in found["steps"]] == list(range(1, 9))  # blocks of 8
+
+
+@pytest.mark.parametrize("ks", [(), (0,), (129,), (2000,), (1.5,)])
+def test_a_bad_k_is_refused(models: dict[str, Pipeline], ks: tuple[int, ...]) -> None:
+    with pytest.raises(RCDError, match="k"):
+        recall(models["llada"], PROMPTS, CONFIG, ks)
+
+
+def test_nothing_to_decode_is_refused(models: dict[str, Pipeline]) -> None:
+    with pytest.raises(RCDError, match="no problems"):
+        recall(models["llada"], [], CONFIG)
+
+
+def test_the_table_shows_few_steps_and_always_the_last() -> None:
+    found = recall(exact("llada"), [PROMPTS[0]], DecodeConfig(max_new_tokens=60, threshold=1.0), (1, 5))
+    text = lines(found)
+    assert len(text) <= 18 and int(text[-2].split()[0]) == found["steps"][-1]["step"]
