@@ -73,20 +73,20 @@ def lm_eval(
         instance, names, output, name=model, num_fewshot=num_fewshot, limit=limit,
         apply_chat_template=apply_chat_template, gen_kwargs=asked, manager=manager,
     )  # fmt: skip
-    info = instance.get_model_info()
+    config = {key: results["config"][key] for key in ("carry", "decode", "cost")}
     if as_json:
         shown = {
             key: results[key] for key in ("results", "groups", "n-shot", "n-samples", "versions") if key in results
         }
-        print(json.dumps({"model": model, **info, **shown, "rcd": results["rcd"], "output": str(output)}, default=str))
+        print(json.dumps({"model": model, **config, **shown, "output": str(output)}, default=str))
         return
     from lm_eval.utils import make_table
 
-    print(f"{model}, carry {info['carry']['name']}, threshold {info['decode']['threshold']:g}")
+    print(f"{model}, carry {config['carry']['name']}, threshold {config['decode']['threshold']:g}")
     print(make_table(results))
     if results.get("groups"):
         print(make_table(results, "groups"))
-    print("\n".join([*cost(results["rcd"]), "", f"in {output}"]))
+    print("\n".join([*cost(config["cost"]), "", f"in {output}"]))
 
 
 def cost(summary: dict[str, Any]) -> list[str]:

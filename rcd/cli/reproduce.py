@@ -201,16 +201,26 @@ def _task(exhibit: Any, asked: Asked) -> tuple[str, Path | None, int | None]:
 
 
 def _sweep(exhibit: Any, asked: Asked, as_json: bool) -> None:
-    from rcd.cli.sweep import sweep
-    from rcd.evaluate.paper import THRESHOLDS
+    """SeqD plainly, RCD with the paper's start."""
+    from rcd.cli.sweep import entries_of, execute
+    from rcd.evaluate import tasks
+    from rcd.evaluate.campaign import Grid
+    from rcd.evaluate.paper import COLD, THRESHOLDS, WARM
 
     task, path, length = _task(exhibit, asked)
-    thresholds = [f"{value:g}" for value in exhibit.settings.get("thresholds", THRESHOLDS)]
-    sweep(
-        task=task, output=asked.output, models=[f"{role}={asked.checkpoints[role]}" for role in ("seqd", "rcd")],
-        reference=asked.checkpoints.get("reference"), thresholds=thresholds, max_new_tokens=length, limit=asked.limit,
-        path=path, batch=asked.batch, as_json=as_json, device=asked.device, dtype=asked.dtype,
+    known = {"block_length": None, "max_new_tokens": length}
+    warm = exhibit.family == "llada" and not asked.bundled
+    entries = [
+        replace(entry, name=role)
+        for role, carry in (("seqd", "none"), ("rcd", WARM if warm else COLD))
+        for entry in entries_of([(role, asked.checkpoints[role])], [carry], None, known, tasks.new_tokens(task))
+    ]
+    problems = tasks.load(task, limit=asked.limit, path=path)
+    grid = Grid(
+        entries, list(exhibit.settings.get("thresholds", THRESHOLDS)), task, problems, asked.output,
+        asked.checkpoints.get("reference"), asked.batch, asked.device, asked.dtype,
     )  # fmt: skip
+    execute(grid, as_json=as_json)
 
 
 def _alpha(exhibit: Any, asked: Asked, as_json: bool) -> None:

@@ -44,7 +44,7 @@ def sweep(
         list[str] | None,
         typer.Option(help="In [0, 1]; several with spaces or commas. By default 0.5 to 1.", rich_help_panel=opt.COMMIT),
     ] = None,
-    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="THRESHOLD")] = None,
     block_length: Annotated[int | None, typer.Option(help="By default its own.", rich_help_panel=opt.COMMIT)] = None,
     max_new_tokens: Annotated[int | None, typer.Option(help="By default the model's or the task's.")] = None,
     settings: opt.Settings = None,
@@ -77,23 +77,31 @@ def sweep(
     named = [name_of(text) for text in models]
 
     from rcd.evaluate import tasks
-    from rcd.evaluate.campaign import Grid, check, collect
-    from rcd.evaluate.findings import findings
-    from rcd.evaluate.workers import run
+    from rcd.evaluate.campaign import Grid
 
     problems = tasks.load(task, limit=limit, seed=seed, path=path, shots=shots)
     entries = entries_of(named, carries or [opt.TRAINED], settings, known, tasks.new_tokens(task))
-    names = [entry.name for entry in entries]
     if base is not None:
-        one_of("--base", base, names)
+        one_of("--base", base, [entry.name for entry in entries])
     grid = Grid(entries, wanted, str(task), problems, output, reference, batch, device, dtype)
+    execute(grid, jobs=jobs, base=base, seed=seed, as_json=as_json)
+
+
+def execute(
+    grid: Grid, *, jobs: int | None = None, base: str | None = None, seed: int = 0, as_json: bool = False
+) -> None:
+    """Answer what is not there yet, write the results, print them."""
+    from rcd.evaluate.campaign import check, collect
+    from rcd.evaluate.findings import findings
+    from rcd.evaluate.workers import run
+
     places = check(grid)
     jobs, threads = processes(grid, jobs, len(places))
     grid = replace(grid, threads=threads)
     began = time.monotonic()
     failures = run(grid, places, jobs, Progress(grid, places, jobs))
     lines = collect(grid, failures)
-    found = findings(grid, lines, failures, base or names[0])
+    found = findings(grid, lines, failures, base or grid.entries[0].name)
     found |= {"seed": seed, "command": shlex.join(["rcd", *sys.argv[1:]]), "made": made(grid, jobs, began)}
     found["files"] = written(grid, found, lines)
     print(json.dumps(found) if as_json else "\n".join(told(found, lines)))

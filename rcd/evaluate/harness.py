@@ -74,10 +74,10 @@ def model_class() -> Any:
 
         def __init__(
             self,
-            pretrained: str | Pipeline,
+            pretrained: str | Path | Pipeline,
             *,
             carry: str | dict[str, Any] | Carry | None = None,
-            reference: str | Pipeline | None = None,
+            reference: str | Path | Pipeline | None = None,
             batch_size: int | str | None = None,
             max_batch_size: int | None = None,
             device: str | None = None,
@@ -92,13 +92,15 @@ def model_class() -> Any:
             config = _config(settings)
             batch = 32 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
             where = {"device": device or "auto", "dtype": dtype}
-            pipeline = load(pretrained, revision=revision, **where) if isinstance(pretrained, str) else pretrained
-            second = load(reference, **where) if isinstance(reference, str) else reference
+            pipeline = (
+                load(pretrained, revision=revision, **where) if isinstance(pretrained, (str, Path)) else pretrained
+            )
+            second = load(reference, **where) if isinstance(reference, (str, Path)) else reference
             config = replace(config, carry=carry_of(carry, pipeline.checkpoint.rcd.carry))
             self.answerer = Answerer(
                 pipeline, config, reference=second, batch=whole("batch_size", batch, least=1), requests=requests
             )
-            self.name = pretrained if isinstance(pretrained, str) else "a pipeline"
+            self.name = str(pretrained) if isinstance(pretrained, (str, Path)) else "a pipeline"
             self._device = pipeline.model.device
 
         @classmethod
@@ -150,10 +152,11 @@ def model_class() -> Any:
             return str(text)
 
         def get_model_info(self) -> dict[str, Any]:
-            """What lm-eval writes beside its results."""
+            """What lm-eval writes to its results, under `config`; it asks when all is answered."""
             config = self.answerer.resolved
             assert config.carry is not None and not isinstance(config.carry, str)
-            return {"carry": describe(config.carry), "decode": {name: getattr(config, name) for name in SETTINGS}}
+            decode = {name: getattr(config, name) for name in SETTINGS}
+            return {"carry": describe(config.carry), "decode": decode, "cost": self.answerer.summary()}
 
     RCDModel.__qualname__ = "RCDModel"
     register_model(NAME)(RCDModel)
@@ -179,9 +182,11 @@ def task_manager(names: Sequence[str], include: Iterable[str | Path] = ()) -> An
             try:
                 found = super().load(task_list)
             except Exception as error:  # of lm-eval, of the task's own code, of the hub's client
+                away = isinstance(error, OSError)
+                hint = "its data come from the hub: check the network, or" if away else "mend that, or"
                 raise RCDError(
                     f"{', '.join(map(str, task_list))} could not be loaded ({type(error).__name__}: {_line(error)}); "
-                    "most data come from the hub: check the network, or give a task with local data (--include-path)."
+                    f"{hint} give a task with local data (--include-path)."
                 ) from error
             for name, task in found["tasks"].items():
                 if task.OUTPUT_TYPE != GENERATE:
@@ -225,7 +230,7 @@ def run(
     gen_kwargs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`lm_eval.simple_evaluate` with an instance of `model_class()`, tasks of `task_manager`. lm-eval's results and
-    samples go to `output`; returns its results with the cost under `rcd`."""
+    samples go to `output`; returns its results, in whose `config` are the model's settings and the cost."""
     library()
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
@@ -237,7 +242,6 @@ def run(
         evaluation_tracker=tracker, task_manager=manager or task_manager(tasks),
     )  # fmt: skip
     samples = results.pop("samples")
-    results["rcd"] = model.answerer.summary()
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
         tracker.save_results_samples(task_name=task, samples=samples[task])

@@ -6,6 +6,7 @@ Everything that comes from a result, a name or a text is escaped.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -132,7 +133,7 @@ def _matched(each: dict[str, Any]) -> str:
             f'<p class="note">At threshold 1 (one token a step): {one["base"]:.1f}% and {one["other"]:.1f}%, '
             f"{_interval(one)} points; {one['gained']} items gained, {one['lost']} lost, McNemar p {one['p']:.3g}.</p>"
         )
-    head = ("tokens per step", escape(each["base"]), escape(each["other"]), "difference in points")
+    head = ("tokens per step", _name(each["base"]), _name(each["other"]), "difference in points")
     return f"<h3>At equal tokens per step</h3>{_differing(head, rows)}{told}"
 
 
@@ -169,6 +170,11 @@ def _table(titles: str, body: Sequence[str], kind: str = "") -> str:
     return f'<div class="wide"><table{kind}>{head}<tbody>{"".join(body)}</tbody></table></div>'
 
 
+def _name(text: str) -> str:
+    """May be broken where its parts meet."""
+    return re.sub(r"([,+=_-])", r"\1<wbr>", escape(text))
+
+
 def _cells(cells: Sequence[str], kind: str = "td", hide: int = 0) -> str:
     """A row's cells; the last `hide` are left out on a narrow screen."""
     marks = [' class="hide"' if number >= len(cells) - hide else "" for number in range(len(cells))]
@@ -200,7 +206,7 @@ def _steps(each: dict[str, Any]) -> str:
         other = "–" if never else f"{row['other']:.2f}"
         cells = (what, f"{row['accuracy']:.1f}%", f"{row['base']:.2f}", other, times)
         body.append(f"<tr>{_cells(cells)}</tr>")
-    names = (escape(each["base"]), escape(each["other"]), "times fewer steps")
+    names = (_name(each["base"]), _name(each["other"]), "times fewer steps")
     titles = _cells(("for", "accuracy", *names), "th")
     return (
         f"<h3>Steps for the same accuracy</h3>{_table(titles, body)}"
@@ -224,12 +230,12 @@ def _aup(each: dict[str, Any]) -> str:
         ratio = "none" if row["ratio"] is None else f"× {row['ratio']:.2f} {_range(row)}"
         cells = (what, f"{row['base']:.1f}", f"{row['other']:.1f}", ratio)
         body.append(f"<tr>{_cells(cells)}</tr>")
-    titles = _cells(("of", escape(each["base"]), escape(each["other"]), "ratio"), "th")
+    titles = _cells(("of", _name(each["base"]), _name(each["other"]), "ratio"), "th")
     return f"<h3>Accuracy under parallelism (AUP)</h3>{_table(titles, body)}"
 
 
 def _speed(each: dict[str, Any]) -> str:
-    head = ("tokens per second", escape(each["base"]), escape(each["other"]), "difference in points")
+    head = ("tokens per second", _name(each["base"]), _name(each["other"]), "difference in points")
     rows = _differences(each["throughput"], "tokens_per_second", "{:.0f}")
     table = (
         '<p class="note">The two have no useful range of tokens per second in common.</p>'
@@ -248,7 +254,7 @@ def _thresholds(found: dict[str, Any]) -> str:
     body = []
     for number, entry in enumerate(found["entries"]):
         for row, point in enumerate(entry["points"]):
-            name = f'<span class="c{number % charts.COLOURS}">{escape(entry["name"])}</span>' if row == 0 else ""
+            name = f'<span class="c{number % charts.COLOURS}">{_name(entry["name"])}</span>' if row == 0 else ""
             speed = "" if point["tokens_per_second"] is None else f"{point['tokens_per_second']:.0f}"
             cells = (
                 name, f"{point['threshold']:g}",
@@ -274,7 +280,7 @@ def _items(lines: Sequence[Line], found: dict[str, Any]) -> str:
     filters = (filters if several else {"all": "all items"}) | {"wrong": "only where none is right"}
     choices = "".join(f'<option value="{key}">{text}</option>' for key, text in filters.items())
     of = "" if shown == found["items"] else f" The first {shown:,} of {found['items']:,} items are kept in this page."
-    heads = "".join(f"<th>{escape(name)}</th>" for name in ["question", "right answer", *data["entries"]])
+    heads = "".join(f"<th>{_name(name)}</th>" for name in ["question", "right answer", *data["entries"]])
     content = json.dumps(data).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return (
         f'<h2 id="answers">Single answers</h2><p class="note">Long texts are cut in the middle.{of}</p>'

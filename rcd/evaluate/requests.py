@@ -145,7 +145,8 @@ class Answerer:
             try:
                 check_prompts([prompt], self.pipeline.settings, config.new_tokens, _grid(config))
             except RCDError as error:
-                raise RCDError(f"document {doc} of {task}: {error} Fewer examples help (--num-fewshot).") from error
+                hint = " Fewer worked examples help (--num-fewshot)." if "positions" in str(error) else ""
+                raise RCDError(f"document {doc} of {task}: {error}{hint}") from error
             key = (task, doc, int(request.idx))
             sample = samples[key]
             samples[key] += 1

@@ -12,6 +12,7 @@ STYLE = """
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1000px;padding:1.6rem 1.1rem 4rem;background:var(--paper);color:var(--ink);
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"Noto Sans",sans-serif}
+h1,h2,.verdict,.legend li{overflow-wrap:anywhere}
 h1{font-size:1.55rem;line-height:1.25;margin:0}
 h2{font-size:1.15rem;margin:2.6rem 0 .5rem}
 h3{font-size:1rem;margin:1.4rem 0 .4rem}
@@ -46,8 +47,7 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums;font-size:.94re
 th,td{padding:.32rem .8rem .32rem 0;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap;
 vertical-align:top}
 th:first-child,td:first-child{text-align:left}
-thead th{color:var(--soft);font-weight:500;vertical-align:bottom;white-space:normal;overflow-wrap:anywhere;
-max-width:11rem}
+thead th{color:var(--soft);font-weight:500;vertical-align:bottom;white-space:normal;max-width:12rem}
 tr.sum td{font-weight:600;border-bottom:2px solid var(--rule)}
 td .ci{color:var(--soft);font-size:.86em;font-weight:400}
 .up{color:var(--good)}.down{color:var(--bad)}.level{color:inherit}
@@ -63,6 +63,7 @@ table.plain td{white-space:normal;overflow-wrap:anywhere;text-align:left}
 table.plain td:first-child{color:var(--soft);white-space:nowrap}
 details summary{cursor:pointer;color:var(--soft)}
 .bench{display:flex;flex-wrap:wrap;gap:.5rem .9rem;align-items:center;margin:.6rem 0}
+.bench select{min-width:0}
 .bench label{max-width:100%;display:flex;gap:.4rem;align-items:center}
 select,button{font:inherit;font-size:.94rem;color:var(--ink);background:var(--card);border:1px solid var(--rule);
 border-radius:6px;padding:.3rem .6rem;max-width:100%}

@@ -205,8 +205,8 @@ def test_the_verb_gives_lm_evals_results_and_every_requests_cost(
     assert told["results"]["own_words"]["exact_match,number"] == pytest.approx(own["accuracy"])
     rows = [json.loads(line) for line in (tmp_path / "out/requests.jsonl").read_text().splitlines()]
     assert sorted(row["doc_id"] for row in rows) == [0, 1, 2, 3, 4] and {row["task"] for row in rows} == {"own_words"}
-    cost = told["rcd"]["all"]
-    assert cost == told["rcd"]["tasks"]["own_words"]
+    cost = told["cost"]["all"]
+    assert cost == told["cost"]["tasks"]["own_words"]
     assert cost["tokens_per_step"] == pytest.approx(own["tokens_per_step"])
     assert cost["tokens_per_step"] == sum(row["tokens"] for row in rows) / sum(row["steps"] for row in rows)
     assert cost["latency"] == pytest.approx(sum(row["seconds"] for row in rows) / 5) and cost["tokens_per_second"] > 0
@@ -214,7 +214,7 @@ def test_the_verb_gives_lm_evals_results_and_every_requests_cost(
     answers = [record["output"] for record in map(json.loads, (tmp_path / "own/records.jsonl").open())]
     assert [sample["resps"][0][0] for sample in samples] == answers
     (written,) = (tmp_path / "out").rglob("results_*.json")
-    assert json.loads(written.read_text())["rcd"]["all"] == cost
+    assert json.loads(written.read_text())["config"]["cost"]["all"] == cost
     assert isinstance(verb(tasks, tmp_path / "out").exception, RCDError)  # another run's folder
 
 
@@ -247,7 +247,7 @@ def test_lm_eval_finds_the_model_by_its_name(tasks: Path, tmp_path: Path) -> Non
         task_manager=harness.task_manager(["own_words"], [tasks]),
     )  # fmt: skip
     assert found["config"]["carry"]["t_res"] == 0.9 and found["config"]["decode"]["max_new_tokens"] == 512
-    assert len(file.read_text().splitlines()) == 2
+    assert len(file.read_text().splitlines()) == 2 == found["config"]["cost"]["all"]["requests"]
     with pytest.raises(RCDError, match="did you mean 'threshold'"):
         harness.model_class()(NAME, device="cpu", thresold=0.9)
 
