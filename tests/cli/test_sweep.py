@@ -273,8 +273,9 @@ def test_two_processes_and_an_interrupt(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rcd.cli.main", "sweep", "--output", str(tmp_path / "out"), *MODELS, *TASK]
     command[command.index("--limit") + 1] = "40"
     process = subprocess.Popen(
-        [*command, "--jobs", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        [*command, "--jobs", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )  # fmt: skip
     records = [tmp_path / "out" / "points" / name / "0.9" / "records.jsonl" for name in ("llada-seqd", "llada-rcd")]
     until = time.monotonic() + 120
     while not all(path.is_file() and path.stat().st_size for path in records) and time.monotonic() < until:
