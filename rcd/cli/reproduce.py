@@ -172,14 +172,19 @@ def _folder(text: str) -> str:
 
 def _lines(found: dict[str, Any]) -> list[str]:
     out = [f"{found['label']}: {found['about']}", ""]
+    if found["paper"]:
+        out += [
+            f"Bundled models stand in for the paper's, and {STAND_IN} for its tasks; rows are named as in the paper.",
+            "",
+        ]
     wide = max([len(each["row"]) for each in [*found["rows"], *found["skipped"], *found["paper"]]], default=8)
-    out.append(f"{'':<{wide}}  {'task':<13}{'paper':>7}{'ours':>8}  {'95% interval':<16}tokens/step")
+    out.append(f"{'':<{wide}}  {'task':<13}{'paper':>7}{'ours':>8}  {'95% interval':<16}{'tokens/step':<13}model")
     for each in found["rows"]:
         printed = "" if each["paper"] is None else f"{each['paper']:.2f}"
         ours = f"[{100 * each['low']:.2f}, {100 * each['high']:.2f}]"
         out.append(
             f"{each['row']:<{wide}}  {each['task']:<13}{printed:>7}{100 * each['accuracy']:>8.2f}  {ours:<16}"
-            f"{each['tokens_per_step']:.2f}"
+            f"{each['tokens_per_step']:<13.2f}{each['checkpoint']}"
         )
     for each in found["skipped"]:
         out.append(f"{each['row']:<{wide}}  {each['task']:<13} not run: {each['reason']}")

@@ -61,11 +61,11 @@ class Folder:
             raise RCDError(f"the results cannot be written to {self.path} ({error}); give another folder.") from error
 
     def _check(self) -> None:
-        held = read_run(self.path)
+        held, wanted = flat(read_run(self.path)), flat(self.settings)
         told = [
-            f"{key}: {held.get(key)!r} -> {self.settings.get(key)!r}"
-            for key in {**held, **self.settings}
-            if held.get(key) != self.settings.get(key)
+            f"{key}: {held.get(key)!r} -> {wanted.get(key)!r}"
+            for key in {**held, **wanted}
+            if held.get(key) != wanted.get(key)
         ]
         if told:
             raise RCDError(
@@ -109,6 +109,19 @@ class Folder:
         return records
 
 
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings within settings by their own names, so that one that differs can be told by itself."""
+    out: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key == "decode":
+            out |= value
+        elif isinstance(value, dict):
+            out |= {f"{key}.{inner}": each for inner, each in value.items()}
+        else:
+            out[key] = value
+    return out
+
+
 def read_run(folder: str | Path) -> dict[str, Any]:
     """What an evaluation's results depend on."""
     path = Path(folder) / RUN
@@ -135,7 +148,7 @@ def read_records(folder: str | Path) -> list[Record]:
                 record = Record(**{name: row[name] for name in names})
             except (ValueError, KeyError, TypeError) as error:
                 raise RCDError(
-                    f"line {number} of {path} is damaged ({error}); delete the line and run the same command again."
+                    f"line {number} of {path} is damaged ({error}); delete the line and run the evaluation again."
                 ) from error
             found.setdefault(record.key, record)
     return list(found.values())

@@ -125,7 +125,8 @@ def find(task: str | Path) -> Task:
         return found
     path = Path(task).expanduser()
     if path.exists():
-        return Task(path.name if path.suffix else path.name + ".jsonl", f"problems of {path}", MATH500.max_new_tokens)
+        name = path.name if path.suffix else path.name + ".jsonl"
+        return Task(name, f"problems of {path}", MATH500.max_new_tokens, template="{question}")  # asked as they stand
     if path.suffix in (".jsonl", ".json", ".gz") or len(path.parts) > 1:
         raise RCDError(f"there is no file {name!r}; give a JSONL file or a task: {', '.join(registry.names('task'))}.")
     raise RCDError(f"{unknown_name('task', name, registry.names('task'))} A JSONL file is a task too.")

@@ -92,7 +92,11 @@ def _base(family: str) -> Recipe:
 
 def _reference(family: str) -> Recipe:
     """The smaller reference alone."""
-    about = f"bundled:{family}-reference, the smaller reference"
+    about = (
+        "a smaller reference, not bundled"
+        if family == "words"
+        else f"bundled:{family}-reference, the smaller reference"
+    )
     return Recipe(f"tasks-{family}-reference", None, _smaller(family), about=about)
 
 

@@ -110,7 +110,7 @@ def test_other_settings_are_refused(copy: Path) -> None:
     for change, key in (
         (["--limit", "2"], "items: 3 -> 2"),
         (["--seed", "1"], "items_digest"),
-        (["--max-new-tokens", "40"], "decode: "),
+        (["--max-new-tokens", "40"], "max_new_tokens: 42 -> 40"),
         (["--dtype", "bfloat16"], "dtype: 'float32' -> 'bfloat16'"),
     ):
         with pytest.raises(RCDError, match="holds results of other settings") as caught:

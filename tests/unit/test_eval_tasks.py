@@ -46,7 +46,7 @@ def test_a_file_is_a_task(tmp_path: Path) -> None:
     assert [problem.answer for problem in found] == ["5", r"\frac{1}{2}", "18", "7"]
     assert [problem.name for problem in found] == ["a/1", "set.jsonl 1", "set.jsonl 2", "set.jsonl 3"]
     assert {problem.task for problem in found} == {"set.jsonl"}
-    assert found[0].question == "What is 2 + 3?" + ASKED and found[1].question == "Half of {one}?" + ASKED
+    assert found[0].question == "What is 2 + 3?" and found[1].question == "Half of {one}?"  # as they stand
     assert load(str(path)) == found and load(path, limit=2) == found[:2] and load(path, shots=0) == found
     assert new_tokens(path) == 4096
     assert grade(found[1], r"\boxed{0.5}") and not grade(found[1], r"\boxed{2}")
