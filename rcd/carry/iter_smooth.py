@@ -12,7 +12,6 @@ from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback
 from rcd.errors import number
 from rcd.residual.context import soft_embedding
-from rcd.residual.distribution import Distribution
 
 
 @dataclass(frozen=True)
@@ -45,9 +44,7 @@ class IterSmooth(SoftFeedback):
         added = embeds_BLD.float() + state.alpha.unsqueeze(-1) * state.delta.float()
         return torch.where(where_BL.unsqueeze(-1), added.to(embeds_BLD.dtype), embeds_BLD)
 
-    def update(
-        self, state: ResidualState, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor
-    ) -> ResidualState:
+    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
         assert isinstance(state, SmoothState)
         weight = (self.start + self.growth * state.steps).clamp(max=self.most)
-        return SmoothState(weight, soft_embedding(predicted.p, codebook_VD), state.steps + 1)
+        return SmoothState(weight, soft_embedding(p_BLV, codebook_VD), state.steps + 1)

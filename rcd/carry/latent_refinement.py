@@ -30,6 +30,6 @@ class LatentRefinement(SoftFeedback):
         number("weight", self.weight, least=0, most=1)
         number("top_p", self.top_p, least=1e-6, most=1)
 
-    def feedback(self, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
+    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
         nucleus = filter_top_p(p_BLV.log(), self.top_p).softmax(-1)
         return ResidualState(self.weight * inverse_entropy(p_BLV), soft_embedding(nucleus, codebook_VD))

@@ -4,6 +4,7 @@ no parameters. Each rival is a file of its own beside this one; docs/decoding.md
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from rcd.residual.start import Passes
 
 
 @dataclass(frozen=True)
-class SoftFeedback:
+class SoftFeedback(ABC):
     """(1 - alpha) E[M] + alpha delta at every mask; a rival says what alpha and delta are."""
 
     needs_reference: ClassVar[bool] = False
@@ -34,11 +35,11 @@ class SoftFeedback:
     def update(
         self, state: ResidualState, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor
     ) -> ResidualState:
-        return self.feedback(predicted.p, codebook_VD)
+        return self.feedback(state, predicted.p, codebook_VD)
 
-    def feedback(self, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
-        """alpha and delta of a prediction."""
-        raise NotImplementedError
+    @abstractmethod
+    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
+        """alpha and delta of a prediction, behind the state that it was made with."""
 
 
 def top_k(p_BLV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -33,7 +33,7 @@ class SoftMask(SoftFeedback):
         number("steepness", self.steepness, least=0)
         number("centre", self.centre, least=-1e6)
 
-    def feedback(self, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
+    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
         entropy = torch.special.entr(p_BLV).sum(-1)
         weight = self.scale * torch.sigmoid(self.steepness * (-entropy - self.centre))
         _, share, token = top_k(p_BLV, self.top_k)

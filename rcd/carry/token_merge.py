@@ -50,7 +50,7 @@ class TokenMerge(SoftFeedback):
         scaled = (mixed.float() * factor.unsqueeze(-1)).to(embeds_BLD.dtype)
         return torch.where((where_BL & (state.alpha > 0)).unsqueeze(-1), scaled, mixed)
 
-    def feedback(self, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
+    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
         mass, share, token = top_k(p_BLV, self.top_k)
         norm = (share * codebook_VD[token].float().norm(dim=-1)).sum(-1)
         return MergedState(self.weight * mass, embedding_of(share, token, codebook_VD), norm)

@@ -25,9 +25,9 @@ def answers(
     """(number of the prompt, its answer), the longest prompts first. `seeds`: one for each prompt (else the
     configuration's seed and the prompt's number), so that no draw depends on who else is in a batch.
 
-    On a CPU every prompt is decoded alone, whatever `batch` says, unless `exact` is off: a batch saves a third there,
-    but its sums are made in another order, which can turn a near tie. On a GPU rows share batches, and near ties may
-    fall either way.
+    On a CPU every prompt is decoded alone, whatever `batch` says, unless `exact` is off: a batch is somewhat faster
+    there, but its sums are made in another order, which can turn a near tie. On a GPU rows share batches, and near
+    ties may fall either way.
     """
     whole("batch", batch, least=1)
     if exact and pipeline.model.device.type == "cpu":

@@ -145,7 +145,7 @@ def _judge() -> Any:
             if not all(found) or len(found) == 1:
                 return all(found)
             return bool(verify(*found, allow_set_relation_comp=True, timeout_seconds=None)) and close(*found)
-        except Exception:
+        except Exception:  # parsers raise whatever a text provokes; what cannot be read is not right
             return False
 
     return judge

@@ -13,6 +13,7 @@ from rcd.carry.base import Carry, make
 from rcd.carry.iter_smooth import IterSmooth
 from rcd.carry.latent_refinement import LatentRefinement
 from rcd.carry.loopholing import HiddenState, Loopholing
+from rcd.carry.residual import ResidualState
 from rcd.carry.soft_mask import SoftMask
 from rcd.carry.token_merge import TokenMerge
 from rcd.errors import RCDError
@@ -72,7 +73,9 @@ def test_soft_mask_falls_with_the_entropy() -> None:
     soft = P[:3] / P[:3].sum() @ E[:3]
     carry = SoftMask(scale=0.4, steepness=2.0, centre=-1.5)
     torch.testing.assert_close(after(carry), (1 - weight) * MASK + weight * soft)
-    sure, unsure = (carry.feedback(p[None, None], E).alpha.item() for p in (torch.eye(V)[0], torch.full((V,), 1 / V)))
+    before = ResidualState(torch.zeros(1, 1), torch.zeros(1, 1, E.shape[1]))
+    ends = (torch.eye(V)[0], torch.full((V,), 1 / V))
+    sure, unsure = (carry.feedback(before, p[None, None], E).alpha.item() for p in ends)
     assert sure > weight > unsure
 
 

@@ -59,8 +59,6 @@ def report(columns: int, count: int = 40) -> str:
 
 @pytest.mark.parametrize("models", cli.SETS)
 def test_json_is_one_object_with_both_sides(models: str) -> None:
-    if f"{models}-rcd" not in bundled.manifest():
-        pytest.skip(f"the set {models} is not bundled")
     first, second = (json.loads(demo("--json", "--set", models)) for _ in range(2))
     for side in ("seqd", "rcd"):
         assert set(first[side]) == {"accuracy", "low", "high", "tokens_per_step", "problems", "seconds"}
