@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -41,3 +42,29 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
         bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
         raise RCDError(f"{name} must be a whole number {bounds}, not {value!r}.")
     return int(value)
+
+
+REASONS = {
+    errno.ENOENT: "it is not there",
+    errno.EACCES: "that is not allowed here",
+    errno.EPERM: "that is not allowed here",
+    errno.EROFS: "that place can only be read",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk's quota is used up",
+    errno.ENOTDIR: "a part of its path is a file",
+    errno.EEXIST: "a file of that name is in the way",
+    errno.EISDIR: "it is a folder",
+    errno.ENAMETOOLONG: "its name is too long",
+}
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read or written, as a part of a sentence."""
+    if not isinstance(error, OSError):
+        return "its content is damaged"
+    return REASONS.get(error.errno or 0, (error.strerror or type(error).__name__).lower())
+
+
+def unwritable(what: str, path: object, error: OSError, way_out: str = "give another folder") -> RCDError:
+    """Such as `the results cannot be written to runs/a (the disk is full); give another folder.`"""
+    return RCDError(f"{what} cannot be written to {path} ({reason(error)}); {way_out}.")

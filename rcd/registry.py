@@ -26,7 +26,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     # the weight of a residual (Eq. 3 and the other seven of fig:ablation-on-alpha)
     "alpha": {
-        "entropy": "rcd.residual.alpha:normalised_entropy",
+        "entropy": "rcd.residual.alpha:entropy",
         "confidence": "rcd.residual.alpha:confidence",
         "fixed": "rcd.residual.alpha:fixed",
         "one": "rcd.residual.alpha:one",
@@ -52,7 +52,10 @@ PARTS: dict[str, dict[str, str]] = {
     # which positions are computed again at a step
     "window": {
         "blockwise": "rcd.decode.blockwise:decode",
+        "d2f": "rcd.decode.d2f:decode",
         "bidirectional": "rcd.decode.bidirectional:decode",
+        "prefix": "rcd.decode.bidirectional:prefix",
+        "dual": "rcd.decode.bidirectional:dual",
     },
     # model families, by the `model_type` of their config.json (lower case)
     "family": {

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run without a GPU, slowly; it reads this when imported
+
 from rcd.api import Pipeline
 from rcd.models.toy import toy
 

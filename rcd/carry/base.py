@@ -33,9 +33,17 @@ class CarryState(Protocol):
         """The state with some rows replaced by those of another."""
         ...
 
+    def at(self, index_BW: Tensor) -> CarryState:
+        """The state of some positions, each row's own."""
+        ...
+
+    def put_at(self, index_BW: Tensor, other: Any, where_BW: Tensor) -> CarryState:
+        """The state with those positions replaced by another's, `where` it says so."""
+        ...
+
 
 class TensorState:
-    """The rows of a state that is a frozen dataclass of tensors, the row their first dimension."""
+    """The rows and positions of a state that is a frozen dataclass of tensors, their first two dimensions."""
 
     def rows(self, index: Tensor) -> Self:
         return type(self)(*(tensor[index] for tensor in self._tensors()))
@@ -43,6 +51,16 @@ class TensorState:
     def put(self, index: Tensor, other: Self) -> Self:
         pairs = zip(self._tensors(), other._tensors(), strict=True)
         return type(self)(*(tensor.index_copy(0, index, new.to(tensor.dtype)) for tensor, new in pairs))
+
+    def at(self, index_BW: Tensor) -> Self:
+        rows = torch.arange(len(index_BW), device=index_BW.device).unsqueeze(-1)
+        return type(self)(*(tensor[rows, index_BW] for tensor in self._tensors()))
+
+    def put_at(self, index_BW: Tensor, other: Self, where_BW: Tensor) -> Self:
+        row, place = where_BW.nonzero(as_tuple=True)
+        to = (row, index_BW[row, place])
+        pairs = zip(self._tensors(), other._tensors(), strict=True)
+        return type(self)(*(tensor.index_put(to, new[row, place].to(tensor.dtype)) for tensor, new in pairs))
 
     def _tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]

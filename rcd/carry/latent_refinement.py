@@ -10,7 +10,7 @@ from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback
 from rcd.diffusion.sampling import filter_top_p
 from rcd.errors import number
-from rcd.residual.alpha import inverse_entropy
+from rcd.residual.alpha import normalised_entropy
 from rcd.residual.context import soft_embedding
 
 
@@ -32,4 +32,4 @@ class LatentRefinement(SoftFeedback):
 
     def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
         nucleus = filter_top_p(p_BLV.log(), self.top_p).softmax(-1)
-        return ResidualState(self.weight * inverse_entropy(p_BLV), soft_embedding(nucleus, codebook_VD))
+        return ResidualState(self.weight * (1.0 - normalised_entropy(p_BLV)), soft_embedding(nucleus, codebook_VD))

@@ -21,6 +21,12 @@ class Nothing:
     def put(self, index: Tensor, other: Nothing) -> Nothing:
         return self
 
+    def at(self, index_BW: Tensor) -> Nothing:
+        return self
+
+    def put_at(self, index_BW: Tensor, other: Nothing, where_BW: Tensor) -> Nothing:
+        return self
+
 
 @dataclass(frozen=True)
 class NoCarry:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rcd import registry
 from rcd.carry.base import TensorState
 from rcd.errors import number, one_of
-from rcd.residual.alpha import weight
+from rcd.residual.alpha import normalised, weigh, weight
 from rcd.residual.context import interpolate, soft_embedding, top1_embedding
 from rcd.residual.distribution import Distribution
 from rcd.residual.start import Passes
@@ -84,6 +84,11 @@ class Residual:
     def needs_reference(self) -> bool:
         return self.source == "reference" or self.start == "reference"
 
+    @property
+    def expects(self) -> bool:
+        """Whether every step reads the expectation of its own prediction, which may then be computed in another way."""
+        return self.source == "self" and self.alpha != "top1"
+
     def start_state(self, passes: Passes, codebook_VD: Tensor) -> ResidualState:
         """Algorithm 2, lines 2-5."""
         p = registry.get("start", self.start)(passes, self.concentration)
@@ -91,7 +96,7 @@ class Residual:
             return ResidualState.zero(passes, codebook_VD)
         if self.t_res_at_start and self.t_res != 1.0:
             return self.residual(Distribution(p.log()), codebook_VD)
-        return self._residual(p, p, codebook_VD)
+        return self._of(p, codebook_VD)
 
     def refresh(self, state: ResidualState | None, passes: Passes, codebook_VD: Tensor) -> ResidualState:
         """The state that the next step sees: the start's, the last step's own, or the reference's reading of now."""
@@ -111,12 +116,22 @@ class Residual:
 
     def residual(self, predicted: Distribution, codebook_VD: Tensor) -> ResidualState:
         """Algorithm 2, lines 21-25: alpha at T_res, delta at 1 or at T_res."""
-        tempered = predicted.at(self.t_res).p
-        return self._residual(tempered, tempered if self.t_res_on == "both" else predicted.p, codebook_VD)
+        h = normalised(predicted.entropy_at(self.t_res), predicted.logits.shape[-1])
+        c = predicted.at(self.t_res).peak if "confidence" in self._weight else h
+        alpha = weigh(self._weight, h, c, **self._limits)
+        source = predicted.at(self.t_res) if self.t_res_on == "both" else predicted
+        delta = codebook_VD[source.best()] if self.alpha == "top1" else source.expectation(codebook_VD)
+        return ResidualState(alpha, delta)
 
-    def _residual(self, p_alpha: Tensor, p_delta: Tensor, codebook_VD: Tensor) -> ResidualState:
-        top1 = self.alpha == "top1"
-        name = self.top1_alpha if top1 else self.alpha
-        alpha = weight(name, p_alpha, scale=self.alpha_scale, value=self.alpha_value, most=self.alpha_most)
-        embedding = top1_embedding if top1 else soft_embedding
-        return ResidualState(alpha, embedding(p_delta, codebook_VD))
+    def _of(self, p: Tensor, codebook_VD: Tensor) -> ResidualState:
+        """alpha and delta of a start's probabilities."""
+        embedding = top1_embedding if self.alpha == "top1" else soft_embedding
+        return ResidualState(weight(self._weight, p, **self._limits), embedding(p, codebook_VD))
+
+    @property
+    def _weight(self) -> str:
+        return self.top1_alpha if self.alpha == "top1" else self.alpha
+
+    @property
+    def _limits(self) -> dict[str, float]:
+        return {"scale": self.alpha_scale, "value": self.alpha_value, "most": self.alpha_most}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,9 @@ import typer
 
 from rcd.cli import evaluate as own
 from rcd.cli import options as opt
-from rcd.errors import RCDError, number, one_of, whole
+from rcd.cli.notes import note
+from rcd.errors import RCDError, number, one_of, unwritable, whole
+from rcd.evaluate.wording import counted, too_few
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -104,19 +105,20 @@ def ablate(
     ]  # fmt: skip
     others = {name: beside(pipeline, name, device, dtype) for name in names}
     plain = None if seqd is None else (seqd, beside(pipeline, seqd, device, dtype))
-    for note in notes(wanted, base, names, model):
-        print(f"rcd: note: {note}", file=sys.stderr)
+    for text in notes(wanted, base, names, model):
+        note(text)
 
     found: dict[str, Any] = {}
     done: dict[str, Path] = {}
-    for each in tables:
-        found[each.what] = ablation.ablate(
-            each, pipeline, problems, config, output, model=model, task=task, references=others, seqd=plain,
-            batch=batch, say=listener(each.what), done=done,
-        )  # fmt: skip
-        draw(found[each.what], output)
-        if not as_json:
-            print("\n".join([*ablation.lines(found[each.what]), ""]), flush=True)
+    with opt.keeping(f"the answers so far are in {output}, and the same command goes on"):
+        for each in tables:
+            found[each.what] = ablation.ablate(
+                each, pipeline, problems, config, output, model=model, task=task, references=others, seqd=plain,
+                batch=batch, say=listener(each.what), done=done,
+            )  # fmt: skip
+            draw(found[each.what], output)
+            if not as_json:
+                print("\n".join([*ablation.lines(found[each.what]), ""]), flush=True)
     if NORMS in wanted:
         first = next(iter(others.values()), None)
         found[NORMS] = measured(pipeline, problems, config, base, first, output, batch, model, task)
@@ -125,7 +127,7 @@ def ablate(
     if as_json:
         print(json.dumps(found))
     else:
-        print(f"tables and figures: {output}")
+        print("\n".join([*(too_few(len(problems)) if tables else []), f"tables and figures: {output}"]))
     if any("error" in row for name, each in found.items() if name != NORMS for row in each["rows"]):
         raise typer.Exit(1)
 
@@ -196,7 +198,7 @@ def measured(
         points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
         if points:
             series[words] = points
-    title = f"{model}, {len(problems)} items of {task}"
+    title = f"{model}, {counted(len(problems), 'item')} of {task}"
     drawn(lambda: plots.curves(series, output / "norms.png", "denoising step", "mean norm", title, log=True))
     return found
 
@@ -205,7 +207,7 @@ def draw(found: dict[str, Any], output: Path) -> None:
     """WHAT.png: accuracy over tokens per step, or over T_res."""
     from rcd.evaluate import plots
 
-    title = f"{found['model']}, {found['items']} items of {found['task']}, threshold {found['threshold']:g}"
+    title = f"{found['model']}, {counted(found['items'], 'item')} of {found['task']}, threshold {found['threshold']:g}"
     path, points, curve = output / f"{found['what']}.png", {}, []
     for row in found["rows"]:
         if "error" in row:
@@ -225,7 +227,7 @@ def drawn(make: Any) -> None:
     try:
         make()
     except RCDError as error:
-        print(f"rcd: note: no figure: {error}", file=sys.stderr)
+        note(f"no figure: {error}")
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
@@ -233,7 +235,7 @@ def write(path: Path, found: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise RCDError(f"the results cannot be written to {path} ({error}); give another folder.") from error
+        raise unwritable("the results", path, error) from error
 
 
 def floats(flag: str, text: str) -> list[float]:

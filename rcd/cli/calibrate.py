@@ -12,6 +12,7 @@ from rcd.cli import evaluate as own
 from rcd.cli import options as opt
 from rcd.cli.ablate import Base, Json, NewTokens, Shots, Threshold, beside, configured, items
 from rcd.errors import RCDError, one_of, whole
+from rcd.evaluate.wording import counted, too_few
 
 
 def calibrate(
@@ -86,10 +87,13 @@ def advice(found: dict[str, Any], trained: float) -> list[str]:
             "reference to match. --reference MODEL compares all the same."
         ]
     out = [
-        f"T_res {value}: rcd generate ... --t-res {value}, or rcd eval ... --carry trained,t_res={value}",
+        f"T_res {value}, 95% interval {found['low']:g} to {found['high']:g} (bootstrap over "
+        f"{counted(found['items'], 'item')})",
+        f"to use it: rcd generate ... --t-res {value}, or rcd eval ... --carry trained,t_res={value}",
         f"does it help? rcd ablate --what t_res --grid {trained:g},{value} --model {found['model']} "
         f"--task {found['task']} --output DIR",
     ]
+    out += too_few(found["items"])
     if found["trained_on"] == "its own predictions":
         out.append(
             f"{found['model']} was trained on residuals of its own predictions at T_res {trained:g}, not on a "

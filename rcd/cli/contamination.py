@@ -60,7 +60,8 @@ def contamination(
         pipeline = load(model, device=device, dtype=dtype)
         second = None if reference is None else (reference, load(reference, device=device, dtype=dtype))
         config = replace(config, carry=opt.carry_spec(carry, pipeline.checkpoint.rcd.carry))
-        with tempfile.TemporaryDirectory() as scratch:
+        kept = "" if output is None else f"the answers so far are in {output}, and the same command goes on"
+        with opt.keeping(kept), tempfile.TemporaryDirectory() as scratch:
             found = study(
                 pipeline, sets, config, output or scratch, model=model, reference=second, batch=batch,
                 progress=own.progress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import secrets
-import sys
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rcd.errors import RCDError, number, one_of, whole
+from rcd.cli.notes import note
+from rcd.errors import RCDError, number, one_of, unwritable, whole
+from rcd.evaluate.wording import FEW, counted, signed
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -37,8 +39,10 @@ UNSEEN = {
     "words": "neither they nor their templates were trained on",
 }
 SIDES = {"seqd": "SeqD", "rcd": "RCD"}
-MOST, FEW = 4_000, 30
-"""Problems at most (the test has so many puzzles of their own), and how many are too few for an interval."""
+MOST = 4_000
+"""Problems at most: the test has so many puzzles of their own."""
+SURE = "0.99"
+"""The threshold of the commands that are shown last."""
 OTHERS = (0.8, 0.9, 0.95, 0.99)
 """The thresholds of the comparison and the picture, beside the one that was asked for."""
 WIDE, NARROW = 90, 50
@@ -96,11 +100,25 @@ def demo(
     path = _draw(sweeps, picture or Path("rcd-demo.png"), models, len(given))
     drawn = "" if path is None else f"The trade-off is drawn in [bold]{escape(str(path))}[/bold]. "
     console.print(
-        f"\n{drawn}Next: [bold]rcd generate[/bold] with a problem of your own; "
-        f"[bold]rcd demo --set {' or '.join(name for name in SETS if name != models)}[/bold] for other models; "
-        "docs/results/bundled.md, the same on thousands of problems.",
+        f"\n{drawn}Next: [bold]rcd demo --set {' or '.join(name for name in SETS if name != models)}[/bold] for other "
+        "models; docs/results/bundled.md, the same on thousands of problems; or a problem of your own, such as",
         highlight=False,
     )
+    for command in _own_problems(models, given[0], seed):
+        console.print(command, style="bold", highlight=False, markup=False, soft_wrap=True)  # as it is pasted
+
+
+def _own_problems(models: str, shown: Problem, seed: int) -> list[str]:
+    """Commands that work as they stand: the problem that was shown, and one of the other task."""
+    from rcd.data.tasks.base import problem
+
+    other = "words" if shown.task == "sudoku" else "sudoku"
+    questions = {shown.task: shown.question, other: problem(other, "test", 0, seed).question}
+    grids = f"bundled:{models if SETS[models][0] == 'sudoku' else 'llada'}-rcd"
+    return [
+        shlex.join(["rcd", "generate", "--model", grids, "--threshold", SURE, questions["sudoku"]]),
+        shlex.join(["rcd", "generate", "--threshold", SURE, questions["words"]]),  # the default model's task
+    ]
 
 
 def _check_picture(path: Path) -> None:
@@ -110,14 +128,12 @@ def _check_picture(path: Path) -> None:
             raise RCDError(f"the picture is a .png or .svg file in a folder that exists, not {str(path)!r}.")
         new = not path.exists()
         if not new and not path.is_file():
-            raise OSError(errno.EINVAL, "it is there and no file")
+            raise OSError(errno.EISDIR, "it is there and no file")
         path.open("ab").close()
         if new:
             path.unlink()
     except OSError as error:
-        raise RCDError(
-            f"the picture cannot be written to {str(path)!r} ({error.strerror}); name another place with --picture."
-        ) from error
+        raise unwritable("the picture", repr(str(path)), error, "name another place with --picture") from error
 
 
 def _print_json(
@@ -167,8 +183,6 @@ def _sweeps(
     console: Console | None, pipelines: dict[str, Pipeline], given: list[Problem], threshold: float
 ) -> dict[str, Sweep]:
     """Every threshold of the comparison, by both models; in a terminal a line says what is going on."""
-    from rcd.cli.live import counted
-
     thresholds = tuple(sorted({threshold, *OTHERS}))
     text = f"answering {counted(len(given), 'problem')} at {len(thresholds)} thresholds ..."
     waiting = console.status(text) if console is not None and console.is_terminal else nullcontext()
@@ -186,7 +200,7 @@ def _one_problem(
     """One problem, decoded by both in step with one another."""
     from rich.live import Live
 
-    from rcd.cli.live import SHADES, Canvas, counted, strongest
+    from rcd.cli.live import SHADES, Canvas, strongest
     from rcd.decode.config import DecodeConfig
     from rcd.decode.events import Finished
     from rcd.evaluate.grading import grade
@@ -303,8 +317,8 @@ def _matched_table(found: dict[str, Any], few: bool) -> RenderableType:
     """Four places inside the useful range; few problems have no interval worth showing."""
     table = _columns("tokens/step", *SIDES.values(), "difference", *(() if few else ("95% interval",)))
     for at, row in {f"{row['tokens_per_step']:.2f}": row for row in found["points"][1::2]}.items():
-        interval = () if few else (f"{_signed(row['low'])} to {_signed(row['high'])}",)
-        table.add_row(at, f"{row['base']:.1f}%", f"{row['other']:.1f}%", _signed(row["difference"]), *interval)
+        interval = () if few else (f"{signed(row['low'])} to {signed(row['high'])}",)
+        table.add_row(at, f"{row['base']:.1f}%", f"{row['other']:.1f}%", signed(row["difference"]), *interval)
     return table
 
 
@@ -317,21 +331,15 @@ def _columns(*names: str) -> Table:
     return table
 
 
-def _signed(points: float) -> str:
-    return f"{round(points, 1) + 0.0:+.1f}"  # + 0.0: no minus before a zero
-
-
 def _verdict(found: dict[str, Any], count: int) -> str:
     """What these problems say at equal tokens per step, and how sure that is."""
-    from rcd.cli.live import counted
-
     if count < FEW:
         return f"{counted(count, 'problem')} can hardly tell which is better: --problems asks more."
     if found["mean"] is None:
         return "The two models' speeds do not overlap on these problems: --problems asks more."
     mean, (low, high) = found["mean"], found["range"]
     sure = "" if mean["low"] > 0 or mean["high"] < 0 else " Too few problems to be sure: --problems asks more."
-    points, interval = mean["difference"], f"{_signed(mean['low'])} to {_signed(mean['high'])}"
+    points, interval = mean["difference"], f"{signed(mean['low'])} to {signed(mean['high'])}"
     return (
         f"On average over {low:.1f} to {high:.1f} tokens per step, RCD solves {abs(points):.1f} points "
         f"{'more' if points >= 0 else 'fewer'} than SeqD (95%: {interval}).{sure}"
@@ -339,12 +347,11 @@ def _verdict(found: dict[str, Any], count: int) -> str:
 
 
 def _draw(sweeps: dict[str, Sweep], path: Path, models: str, count: int) -> Path | None:
-    from rcd.cli.live import counted
     from rcd.evaluate import plots
 
     title = f"{models}: {counted(count, 'fresh problem')}, {SETS[models][1]}"
     try:
         return plots.frontier(list(sweeps.values()), path, title)
     except RCDError as error:  # no matplotlib, no room, no right to write here: the figures are there all the same
-        print(f"rcd: note: no picture: {error}", file=sys.stderr)
+        note(f"no picture: {error}")
         return None

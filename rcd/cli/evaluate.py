@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rcd.cli import options as opt
+from rcd.cli.notes import note, note_task
 from rcd.errors import whole
+from rcd.evaluate.wording import counted, too_few
 
 if TYPE_CHECKING:
     from rcd.evaluate.evaluation import Say
@@ -75,17 +77,21 @@ def evaluate(
     state = PartialState(cpu=device == "cpu")
     place = state.device if state.num_processes > 1 and device == "auto" else device
     pipeline = load(model, device=place, dtype=dtype)
+    if state.is_main_process:
+        note_task(model, pipeline.checkpoint.rcd.provenance, task, problems, pipeline.tokenizer)
     if max_new_tokens is None and pipeline.settings.max_new_tokens is None:
         known["max_new_tokens"] = tasks.new_tokens(task)
     config = opt.decode_settings(settings, known)
     chosen = opt.carry_spec(carry, pipeline.checkpoint.rcd.carry)
     second = None if reference is None else (reference, load(reference, device=place, dtype=dtype))
-    figures = run(
-        pipeline, problems, replace(config, carry=chosen), output, model=model, task=str(task), samples=samples,
-        reference=second, batch=batch, process=state.process_index, processes=state.num_processes,
-        wait=state.wait_for_everyone, say=progress() if state.is_main_process else None,
-    )  # fmt: skip
+    with opt.keeping(f"the answers so far are in {output}, and the same command goes on"):
+        figures = run(
+            pipeline, problems, replace(config, carry=chosen), output, model=model, task=str(task), samples=samples,
+            reference=second, batch=batch, process=state.process_index, processes=state.num_processes,
+            wait=state.wait_for_everyone, say=progress() if state.is_main_process else None,
+        )  # fmt: skip
     if state.is_main_process:
+        note_places(figures)
         print(json.dumps(figures) if as_json else "\n".join(told(figures, output)))
 
 
@@ -98,6 +104,8 @@ def compare(
     from rcd.evaluate.evaluation import compare_runs
 
     found = compare_runs(base, other)
+    for name in ("base", "other"):
+        note_places(found[name])
     if as_json:
         print(json.dumps(found))
         return
@@ -107,6 +115,8 @@ def compare(
         f"difference  {found['difference']:+.2f} points [{found['low']:+.2f}, {found['high']:+.2f}], "
         f"{found['gained']} gained, {found['lost']} lost, p {found['p']:.3g}"
     )
+    for line in too_few(found["base"]["items"]):
+        print(line)
 
 
 def told(figures: dict[str, Any], folder: Path) -> list[str]:
@@ -115,11 +125,18 @@ def told(figures: dict[str, Any], folder: Path) -> list[str]:
     unfinished = "" if figures["complete"] else ", not finished"
     return [
         f"{figures['task']}: {100 * figures['accuracy']:.2f}% right [{100 * figures['low']:.2f}, "
-        f"{100 * figures['high']:.2f}] of {figures['items']} items{several}{unfinished}; {figures['model']}, "
-        f"carry {figures['carry']['name']}, threshold {figures['threshold']:g}",
+        f"{100 * figures['high']:.2f}] of {counted(figures['items'], 'item')}{several}{unfinished}; "
+        f"{figures['model']}, carry {figures['carry']['name']}, threshold {figures['threshold']:g}",
         f"  {figures['tokens_per_step']:.2f} tokens a step, {figures['tokens_per_forward']:.2f} a forward; "
         f"{figures['tokens']:.0f} tokens an answer, {100 * figures['cut_off']:.1f}% cut off; in {folder}",
     ]
+
+
+def note_places(figures: dict[str, Any]) -> None:
+    """Answers of one run that were made in several places: near ties may fall either way between them."""
+    places = [f"{place['device']} ({place['dtype']})" for place in figures["made_on"]]
+    if len(places) > 1:
+        note(f"some answers of {figures['model']} on {figures['task']} were made on {' and others on '.join(places)}")
 
 
 def progress(prefix: str = "") -> Say:

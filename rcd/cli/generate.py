@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rcd.cli import options as opt
+from rcd.cli.notes import note, note_unknown, unknown_words
 
 if TYPE_CHECKING:
     from rcd.api import Generation
-
-NAMED = 5
-"""So many unknown words are named."""
 
 
 def generate(
@@ -124,16 +122,14 @@ def generate(
     encoded = pipeline.encode(tokens if tokens is not None else question, chat)
     config = pipeline.resolve(DecodeConfig(**common, carry=chosen), len(encoded[0]))  # type: ignore[arg-type]
     if pipeline.untrained:
-        print(
-            f"rcd: note: {model} is a causal model, not trained for diffusion; its text means nothing", file=sys.stderr
-        )
+        note(f"{model} is a causal model, not trained for diffusion; its text means nothing")
     if idle:
         flags = ", ".join("--" + name.replace("_", "-") for name in idle)
-        print(f"rcd: note: {flags}: no effect with --carry none", file=sys.stderr)
+        note(f"{flags}: no effect with --carry none")
     if second is not None and not config.carry.needs_reference:  # type: ignore[union-attr]
-        print("rcd: note: --reference: no effect without --start reference or --source reference", file=sys.stderr)
+        note("--reference: no effect without --start reference or --source reference")
     if tokens is None:
-        _note_unknown(_unknown(question, pipeline.tokenizer))
+        note_unknown(unknown_words([question], pipeline.tokenizer), "the answer may be nonsense")
 
     if as_json:
         result = pipeline.generate(encoded, config, reference=second).results[0]
@@ -152,33 +148,10 @@ def generate(
     print(summary(result), file=sys.stderr)
 
 
-def _unknown(text: str, tokenizer: Any) -> list[str]:
-    """The parts of the text that the tokenizer has no token for, each once."""
-    unknown = getattr(tokenizer, "unk_token_id", None)
-    if unknown is None:
-        return []
-    if getattr(tokenizer, "is_fast", False):
-        read = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        places = zip(read["input_ids"], read["offset_mapping"], strict=True)
-        parts = [text[first:last] for token, (first, last) in places if token == unknown]
-    else:
-        parts = [part for part in text.split() if unknown in tokenizer(part, add_special_tokens=False)["input_ids"]]
-    names = dict.fromkeys(part.strip() or part for part in parts)
-    return [name for name in names if name not in ("", tokenizer.unk_token)]
-
-
-def _note_unknown(words: list[str]) -> None:
-    if not words:
-        return
-    more = f" and {len(words) - NAMED} more" if len(words) > NAMED else ""
-    named = ", ".join(map(repr, words[:NAMED])) + more
-    print(f"rcd: note: the tokenizer does not know {named}; the answer may be nonsense", file=sys.stderr)
-
-
 def _note_empty(result: Generation) -> None:
     if not result.text.strip():
         why = "ended its text at once" if result.tokens <= 1 else "wrote tokens without text"
-        print(f"rcd: note: the answer is empty: the model {why}", file=sys.stderr)
+        note(f"the answer is empty: the model {why}")
 
 
 def _parse_ids(text: str) -> list[int]:

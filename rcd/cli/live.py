@@ -14,6 +14,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from rcd.evaluate.wording import counted
+
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
     from rcd.carry.base import Carry
@@ -40,11 +42,6 @@ def strongest(carry: Carry | str | None) -> float:
         return 1.0
     name = carry.top1_alpha if carry.alpha == "top1" else carry.alpha
     return min(carry.alpha_most, carry.alpha_scale * (carry.alpha_value if name == "fixed" else 1.0))
-
-
-def counted(number: int, noun: str) -> str:
-    """Such as `1 step` and `2 steps`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 class Canvas:

@@ -69,10 +69,13 @@ def lm_eval(
         asked["max_gen_toks"] = max_new_tokens
     if temperature is not None:
         asked |= {"temperature": temperature, "do_sample": temperature > 0}
-    results = harness.run(
-        instance, names, output, name=model, num_fewshot=num_fewshot, limit=limit,
-        apply_chat_template=apply_chat_template, gen_kwargs=asked, manager=manager,
-    )  # fmt: skip
+    with opt.keeping(f"the requests answered so far are told in {output / REQUESTS}"):
+        results = harness.run(
+            instance, names, output, name=model, num_fewshot=num_fewshot, limit=limit,
+            apply_chat_template=apply_chat_template, gen_kwargs=asked, manager=manager,
+        )  # fmt: skip
+    if not results:  # one of several processes, and not the first
+        return
     config = {key: results["config"][key] for key in ("carry", "decode", "cost")}
     if as_json:
         shown = {

@@ -1,10 +1,13 @@
-"""The command `rcd`. Bad input ends with one sentence and exit code 2, never with a traceback."""
+"""The command `rcd`. Bad input ends with one sentence and exit code 2, never with a traceback; an interrupt
+with one line and 130."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from rcd.cli import (
     ablate,
@@ -22,10 +25,21 @@ from rcd.cli import (
     sweep,
     train,
 )
+from rcd.cli.options import Interrupted, keeping
 from rcd.errors import RCDError
+
+
+class Commands(TyperGroup):
+    """Typer ends without a word where it sees a KeyboardInterrupt, so it sees none."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with keeping(""):
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="rcd",
+    cls=Commands,
     help="Residual Context Diffusion: decode diffusion language models with the predictions they would throw away.",
     no_args_is_help=True,
     add_completion=False,
@@ -64,8 +78,9 @@ def main() -> None:
     except RCDError as error:
         print(f"rcd: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("rcd: interrupted", file=sys.stderr)
+    except (Interrupted, KeyboardInterrupt) as error:
+        line = "\r\033[K" if sys.stderr.isatty() else ""  # over a moving line of progress
+        print(f"{line}rcd: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,6 +52,19 @@ Settings = Annotated[
     typer.Option("--set", help="key=value of any other decoding setting (docs/decoding.md).", rich_help_panel=COMMIT),
 ]
 TRAINED = "trained"
+
+
+class Interrupted(Exception):
+    """Ctrl-C, with what is kept."""
+
+
+@contextmanager
+def keeping(what: str) -> Iterator[None]:
+    """Around work that leaves something behind when it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise Interrupted(what) from error
 
 
 def values(texts: Iterable[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rcd.cli import evaluate as own
 from rcd.cli import options as opt
 from rcd.cli.ablate import Base, Json, NewTokens, Shots, Threshold, beside, configured, drawn, items, write
 from rcd.errors import RCDError, whole
+from rcd.evaluate.wording import counted
 
 
 def recall(
@@ -59,7 +60,7 @@ def recall(
     if as_json:
         print(json.dumps(found))
         return
-    print(f"recall@k of {model}: {len(problems)} items of {task}, threshold {config.threshold:g}, at masks")
+    print(f"recall@k of {model}: {counted(len(problems), 'item')} of {task}, threshold {config.threshold:g}, at masks")
     print("\n".join(measure.lines(found)))
     print(f"figures: {output}")
 
@@ -68,7 +69,7 @@ def figures(found: dict[str, Any], output: Path, blocks: bool) -> None:
     """recall.png over the masks of each step, recall-all.png over all tokens of the text."""
     from rcd.evaluate import plots
 
-    title = f"{found['model']}, {found['items']} items of {found['task']}, threshold {found['threshold']:g}"
+    title = f"{found['model']}, {counted(found['items'], 'item')} of {found['task']}, threshold {found['threshold']:g}"
     label = "denoising step" + (" of a block" if blocks else "")
     for key, of, file in (
         ("recall", "final tokens at masks", "recall"),

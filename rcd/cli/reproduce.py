@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from rcd.cli import options as opt
 from rcd.cli.evaluate import Batch, progress
+from rcd.cli.notes import note
 from rcd.errors import RCDError, one_of, whole
 
 STAND_IN = "sudoku"
@@ -79,9 +79,10 @@ def reproduce(
     if missing:
         raise RCDError(f"{label} needs --checkpoint {missing[0]}=CHECKPOINT beside the others.")
     if exhibit.note:
-        print(f"rcd: note: {exhibit.note}", file=sys.stderr)
+        note(exhibit.note)
     if exhibit.kind in ("table", "start"):
-        found = _table(exhibit, asked, row)
+        with opt.keeping(f"the answers so far are in {output}, and the same command goes on"):
+            found = _table(exhibit, asked, row)
         print(json.dumps(found) if as_json else "\n".join(_lines(found)))
         if found["skipped"]:
             raise typer.Exit(1)

@@ -18,7 +18,9 @@ import typer
 
 from rcd.cli import evaluate as own
 from rcd.cli import options as opt
-from rcd.errors import RCDError, number, one_of, whole
+from rcd.cli.notes import note, note_task
+from rcd.errors import RCDError, number, one_of, unwritable, whole
+from rcd.evaluate.wording import counted, signed
 
 if TYPE_CHECKING:
     from rcd.evaluate.campaign import Entry, Grid, Line, Place
@@ -99,7 +101,9 @@ def execute(
     jobs, threads = processes(grid, jobs, len(places))
     grid = replace(grid, threads=threads)
     began = time.monotonic()
-    failures = run(grid, places, jobs, Progress(grid, places, jobs))
+    note_models(grid)
+    with opt.keeping(f"the answers so far are in {grid.output}, and the same command goes on"):
+        failures = run(grid, places, jobs, Progress(grid, places, jobs))
     lines = collect(grid, failures)
     found = findings(grid, lines, failures, base or grid.entries[0].name)
     found |= {"seed": seed, "command": shlex.join(["rcd", *sys.argv[1:]]), "made": made(grid, jobs, began)}
@@ -107,6 +111,15 @@ def execute(
     print(json.dumps(found) if as_json else "\n".join(told(found, lines)))
     if failures:
         raise typer.Exit(1)
+
+
+def note_models(grid: Grid) -> None:
+    """Models that are asked what they cannot know."""
+    from rcd.models.checkpoint import open_checkpoint
+
+    for model in dict.fromkeys(entry.model for entry in grid.entries):
+        held = open_checkpoint(model)
+        note_task(model, held.rcd.provenance, grid.task, grid.problems, held.tokenizer)
 
 
 def parsed_thresholds(given: list[str] | None, more: list[str]) -> list[float]:
@@ -164,7 +177,7 @@ def entries_of(
             whole_name = name if text == opt.TRAINED else f"{name}+{_plain(text)}"
             same = seen.setdefault((model, json.dumps(describe(carry), sort_keys=True)), whole_name)
             if same != whole_name:
-                print(f"rcd: note: {whole_name} is the same as {same}, and left out", file=sys.stderr)
+                note(f"{whole_name} is the same as {same}, and left out")
                 continue
             entries.append(Entry(whole_name, model, replace(config, carry=carry)))
     clash = [name for name, count in Counter(entry.name.lower() for entry in entries).items() if count > 1]
@@ -206,13 +219,14 @@ class Progress:
         self.last = time.monotonic()
         finished = len(grid.places) - len(places)
         if finished:
-            self.print(f"{finished} of {len(grid.places)} points are there already")
+            verb = "is" if len(grid.places) == 1 else "are"
+            self.print(f"{finished} of {counted(len(grid.places), 'point')} {verb} there already")
 
     def __call__(self, said: Said) -> None:
         place, now = said.place, time.monotonic()
         if said.ended:
             del self.left[place]
-            count = f"{self.points - len(self.left)} of {self.points} points"
+            count = f"{self.points - len(self.left)} of {counted(self.points, 'point')}"
             if said.failure is not None:
                 self.print(f"{self.grid.label(place)}: FAILED: {said.failure} ({count})")
             elif said.figures is not None:
@@ -281,24 +295,24 @@ def written(grid: Grid, found: dict[str, Any], lines: list[Line]) -> dict[str, s
     files |= {line.entry.name: output / f"{line.entry.name}.jsonl" for line in lines}
     try:
         if lines:
-            title = f"{found['task']}: {found['items']:,} items"
+            title = f"{found['task']}: {counted(found['items'], 'item')}"
             for suffix in ("png", "svg"):
                 sweeps = [line.sweep for line in lines]
                 files[suffix] = plots.frontier(sweeps, output / f"frontier.{suffix}", title)
     except RCDError as error:
-        print(f"rcd: note: no figure: {error}", file=sys.stderr)
+        note(f"no figure: {error}")
     files["json"] = output / "sweep.json"
     out = {name: str(path) for name, path in files.items()}
     try:
         files["json"].write_text(json.dumps({**found, "files": out}, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise RCDError(f"the results cannot be written to {files['json']} ({error}); make room and go on.") from error
+        raise unwritable("the results", files["json"], error, "make room and go on") from error
     return out
 
 
 def told(found: dict[str, Any], lines: list[Line]) -> list[str]:
     """For a terminal: the verdict, every point, every comparison, what failed, and where the page is."""
-    from rcd.evaluate.findings import failed, signed, steps_told
+    from rcd.evaluate.findings import failed, steps_told
     from rcd.evaluate.sweep import lines as compared
 
     out = [*found["summary"], ""]
@@ -325,7 +339,7 @@ def told(found: dict[str, Any], lines: list[Line]) -> list[str]:
                 if mean is None
                 else (f"{signed(mean['difference'])} points [{signed(mean['low'])}, {signed(mean['high'])}]")
             )
-            out.append(f"  {task} ({part['items']} items), mean at equal tokens per step: {told}")
+            out.append(f"  {task} ({counted(part['items'], 'item')}), mean at equal tokens per step: {told}")
     if found["failures"]:
         out += ["", "Failed (the same command tries again; everything else is kept):"]
         out += [f"  {line}" for line in failed(found["failures"])]

@@ -65,7 +65,8 @@ def train(
         raise RCDError("name the run's folder with --output.")
     from rcd.train.run import run
 
-    run(stages, output, reference, resume, device)
+    with opt.keeping(f"what was saved is in {output}, and --resume goes on from it"):
+        run(stages, output, reference, resume, device)
     _leave()
 
 

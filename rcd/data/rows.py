@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rcd.errors import RCDError
+from rcd.errors import RCDError, reason
 
 Row = tuple[str, dict[str, Any]]
 """(where it stands, for messages; the row)."""
@@ -68,9 +68,11 @@ def _jsonl(path: Path) -> Iterator[Row]:
                     raise RCDError(f"line {number} of {path} is no JSON object.")
                 yield f"line {number}", row
     except json.JSONDecodeError as error:
-        raise RCDError(f"line {number} of {path} is not valid JSON ({error.msg}); mend it.") from error
+        raise RCDError(f"line {number} of {path} is not valid JSON; mend it.") from error
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise RCDError(f"{path} cannot be read after line {number} ({error}).") from error
+        raise RCDError(
+            f"{path} cannot be read after line {number} ({reason(error)}); mend it, or give another file."
+        ) from error
 
 
 def _hub(name: str, split: str) -> Iterator[Row]:

@@ -9,51 +9,19 @@ Shapes: B rows, T slots.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rcd.carry.base import places
 from rcd.decode.config import DecodeConfig
-from rcd.decode.events import Event, Finished, Step
-from rcd.decode.lanes import Run, prefill_piece
-from rcd.decode.step import check_finite, denoise
+from rcd.decode.events import Event, Finished
+from rcd.decode.lanes import Run
+from rcd.decode.layout import Grid
+from rcd.decode.step import denoise
 from rcd.decode.stopping import check_prompts, close, cut, is_end, unsettled
 from rcd.diffusion.commit import quota
 from rcd.models.lm import DiffusionLM, View
-
-
-@dataclass
-class Grid:
-    """The batch laid out in slots."""
-
-    ids: Tensor
-    """[B, T]"""
-    position: Tensor
-    """[B, T], negative in the padding."""
-    output: Tensor
-    """[B, T] booleans: behind the prompt and within max_new_tokens."""
-    prefilled: int
-    """Slots before the first decoded block."""
-
-    @classmethod
-    def of(cls, prompts: Sequence[Sequence[int]], b: int, new_tokens: int, mask: int, device: torch.device) -> Grid:
-        whole = [len(prompt) // b * b for prompt in prompts]
-        prefilled = max(whole)
-        pads = [prefilled - slots for slots in whole]
-        total = max(pad + -(-(len(p) + new_tokens) // b) * b for pad, p in zip(pads, prompts, strict=True))
-        ids = torch.full((len(prompts), total), mask, dtype=torch.long)
-        for row, (pad, prompt) in enumerate(zip(pads, prompts, strict=True)):
-            ids[row, :pad] = prompt[0]  # padding: any token but the mask
-            ids[row, pad : pad + len(prompt)] = torch.as_tensor(prompt)
-        position = torch.arange(total) - torch.tensor(pads)[:, None]
-        length = torch.tensor([len(prompt) for prompt in prompts])[:, None]
-        output = (position >= length) & (position < length + new_tokens)
-        return cls(ids.to(device), position.to(device), output.to(device), prefilled)
-
-    def rows(self, index: Tensor) -> Grid:
-        return Grid(self.ids[index], self.position[index], self.output[index], self.prefilled)
 
 
 def decode(
@@ -72,11 +40,7 @@ def decode(
     run = Run.of(target, reference, config, generators, capacity=grid.ids.shape[1])
 
     rows = list(range(len(prompts)))
-    for lane, kind, _ in run.lanes:
-        if grid.prefilled:
-            lane.prefill(grid.ids[:, : grid.prefilled], grid.position[:, : grid.prefilled], b)
-            for row in rows:
-                run.ledger.count(kind, [row], passes=-(-(len(prompts[row]) // b * b) // prefill_piece(b)))
+    run.prefill(grid)
 
     for start in range(grid.prefilled, grid.ids.shape[1], b):
         window, end = slice(start, start + b), start + b
@@ -96,8 +60,7 @@ def decode(
         if len(keep) < len(rows):
             index = torch.tensor(keep, device=device)
             rows, grid = [rows[k] for k in keep], grid.rows(index)
-            for lane, _, _ in run.lanes:
-                lane.rows(index)
+            run.rows(index)
             view = run.target.view(grid.position[:, window], grid.position[:, :end])
         for lane, _, kind in run.lanes:
             lane.store(grid.ids[:, window], view)
@@ -124,14 +87,9 @@ def _block(
         drawing = [run.generators[row] if on else None for row, on in zip(rows, alive, strict=True)]
         inject = places(rules.carry, masked)
         outcome = denoise(model, rules, ids, view, state, candidates, least, drawing, inject)
-        run.ledger.count("denoising", taking)
-        numbers = [run.ledger[row].denoising for row in rows]
-        check_finite(outcome, live, rows, numbers)
-        committed = outcome.committed & live[:, None]
-        draft = torch.where(masked, outcome.token, ids)
-        confidence = outcome.confidence.masked_fill(~masked, float("nan"))
-        ids, masked = torch.where(committed, outcome.token, ids), masked & ~committed
+        numbers, before, was_masked = run.counted(outcome, rows, taking), ids, masked
+        ids, masked = torch.where(outcome.committed, outcome.token, ids), masked & ~outcome.committed
         ids, masked = close(ids, masked, outcome.token, output, model.settings.eos_token_ids, config.eos_early_stop)
         state, step = outcome.state, step + 1
-        event = Step(rows, offsets, numbers, draft, committed, masked, confidence, state.alpha)
+        event = outcome.told(rows, offsets, numbers, before, was_masked, masked)
         yield event if all(alive) else event.of(alive)

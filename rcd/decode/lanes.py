@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rcd.carry.base import CarryState
-from rcd.decode.cache import KVCache
+from rcd.decode.cache import KVCache, Place
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts
-from rcd.decode.step import Rules
+from rcd.decode.layout import Grid
+from rcd.decode.step import Outcome, Rules, check_finite
 from rcd.diffusion.attention import block_causal, visible
 from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM, Prediction, View
@@ -58,6 +59,13 @@ class Lane:
         padded = bool((key_BK[:, :1] < 0).any())  # padding is on the left
         attention = visible(key_BK, query_BQ.shape[1]) if padded else None
         return View(query_BQ.clamp_min(0), attention, self.cache, predict)
+
+    def own(self, view: View) -> View:
+        """The same view with this lane's cache instead of another's."""
+        cache: KVCache | Place | None = self.cache
+        if isinstance(view.cache, Place) and self.cache is not None:
+            cache = replace(view.cache, cache=self.cache)
+        return replace(view, cache=cache)
 
     def prefill(self, ids_BQ: Tensor, position_BQ: Tensor, block_length: int) -> None:
         """Store the prompt's whole blocks, under the block-causal mask, in pieces that bound the mask's memory."""
@@ -131,6 +139,11 @@ class Run:
         if self.reference is not None:
             yield self.reference, "reference", "reference"
 
+    def rows(self, index: Tensor) -> None:
+        """Every cache keeps some rows of the batch."""
+        for lane, _, _ in self.lanes:
+            lane.rows(index)
+
     def refresh(
         self, state: CarryState | None, ids_BQ: Tensor, view: View, rows: Sequence[int], counted: Sequence[int]
     ) -> CarryState:
@@ -141,20 +154,39 @@ class Run:
             shape=(ids_BQ.shape[0], length, target.settings.vocab_size),
             device=ids_BQ.device,
             generators=[self.generators[row] for row in rows],
-            own=lambda: self._own(ids_BQ, view, counted),
-            reference=lambda: self._refer(ids_BQ, view, counted),
+            own=lambda: self.own(ids_BQ, view, counted),
+            reference=lambda: self.refer(ids_BQ, view, counted),
         )
         return self.rules.carry.refresh(state, passes, codebook)
 
-    def _own(self, ids_BQ: Tensor, view: View, counted: Sequence[int]) -> Distribution:
+    def counted(self, outcome: Outcome, rows: Sequence[int], taking: Sequence[int] | None = None) -> list[int]:
+        """The number of each row's step, now that those `taking` it (None: all) have taken one more. A step whose
+        logits are no numbers stops the run."""
+        taking = rows if taking is None else taking
+        self.ledger.count("denoising", taking)
+        numbers = [self.ledger[row].denoising for row in rows]
+        check_finite(outcome, rows, numbers, taking)
+        return numbers
+
+    def prefill(self, grid: Grid) -> None:
+        """Every lane stores what stands before the first decoded block."""
+        ids, position = grid.ids[:, : grid.prefilled], grid.position[:, : grid.prefilled]
+        if not grid.prefilled:
+            return
+        real = (position >= 0).sum(-1).tolist()
+        for lane, kind, _ in self.lanes:
+            lane.prefill(ids, position, grid.unit)
+            for row, slots in enumerate(real):
+                self.ledger.count(kind, [row], passes=-(-slots // prefill_piece(grid.unit)))
+
+    def own(self, ids_BQ: Tensor, view: View, counted: Sequence[int]) -> Distribution:
         self.ledger.count("start", counted)
         return self._checked(self.target.forward(ids_BQ, view).logits, "the target's start pass")
 
-    def _refer(self, ids_BQ: Tensor, view: View, counted: Sequence[int]) -> Distribution:
+    def refer(self, ids_BQ: Tensor, view: View, counted: Sequence[int]) -> Distribution:
         assert self.reference is not None, "a carry that asks for a reference says so in needs_reference"
         self.ledger.count("reference", counted)
-        seen = View(view.position_ids, view.attention, self.reference.cache, view.predict)
-        logits = self.reference.forward(ids_BQ, seen).logits
+        logits = self.reference.forward(ids_BQ, self.reference.own(view)).logits
         return self._checked(align_vocabulary(logits, self.target.model.settings.vocab_size), "the reference")
 
     def _checked(self, logits: Tensor, whose: str) -> Distribution:

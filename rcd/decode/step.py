@@ -1,13 +1,14 @@
 """One denoising step, the body of Algorithm 2: inject -> predict -> sample -> commit -> update.
 
 Every window calls this function; none of it knows which carry, commit rule or window is in use.
-Shapes: B rows, L window, P predicted positions.
+Shapes: B rows, L window, P predicted positions, N blocks of a row that draw and commit each for itself (mostly one).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +16,13 @@ from torch import Tensor
 from rcd import registry
 from rcd.carry.base import Carry, CarryState
 from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Step
 from rcd.diffusion.commit import CommitSettings
-from rcd.diffusion.sampling import SamplingSettings, sample, without
+from rcd.diffusion.sampling import SamplingSettings, sample
 from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
-from rcd.residual.distribution import Distribution
+from rcd.residual.distribution import Distribution, without
+from rcd.residual.summary import Summariser
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Rules:
     sampling: SamplingSettings
     impossible: tuple[int, ...] = ()
     """Ids that the model is not allowed to predict at all."""
+    summarise: Summariser | None = None
+    """How the logits are read, where not as a plain distribution."""
 
     @classmethod
     def of(cls, config: DecodeConfig, model: ModelSettings) -> Rules:
@@ -45,7 +50,22 @@ class Rules:
         )
 
     def distribution(self, logits: Tensor) -> Distribution:
+        if self.summarise is not None:
+            return self.summarise(logits)
         return Distribution(without(logits, self.impossible))
+
+    def summarising(self, model: DiffusionLM, config: DecodeConfig, parts: Any) -> Rules:
+        """The same, reading the logits once: with `parts` (`rcd.kernels`), and with the delta that the settings ask
+        for. Only where the one most probable token is wanted, of all but the mask."""
+        if self.sampling.temperature > 0 or self.sampling.last or self.impossible or len(self.sampling.never) != 1:
+            return self
+        kept = getattr(self.carry, "expects", False) and config.keeps(model.settings.vocab_size)
+        tail = model.tail(config.delta_rank) if kept else None
+        t_res = getattr(self.carry, "t_res", 1.0)
+        return replace(
+            self,
+            summarise=Summariser(parts, self.sampling.never[0], t_res, config.delta_tokens if kept else 0, tail),
+        )
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,14 @@ class Outcome:
     """[B]: whether the row's logits were numbers."""
     state: CarryState
 
+    def told(
+        self, rows: list[int], offsets: list[int], numbers: list[int], before: Tensor, masked: Tensor, left: Tensor
+    ) -> Step:
+        """The step's event: what was there `before`, where it was `masked`, and where masks are `left`."""
+        draft = torch.where(masked, self.token, before)
+        confidence = self.confidence.masked_fill(~masked, float("nan"))
+        return Step(rows, offsets, numbers, draft, self.committed, left, confidence, self.state.alpha)
+
 
 def denoise(
     model: DiffusionLM,
@@ -67,28 +95,35 @@ def denoise(
     view: View,
     state: CarryState,
     candidates_BP: Tensor,
-    quota_B: Tensor,
+    quota: Tensor,
     generators: Sequence[torch.Generator | None],
     inject_BP: Tensor | None = None,
 ) -> Outcome:
-    """Algorithm 2, lines 7-25, once. `candidates` may be committed; the carry enters at `inject`."""
+    """Algorithm 2, lines 7-25, once. `candidates` may be committed; the carry enters at `inject`. `quota` is [B], or
+    [B, N] for predicted positions that are N equal blocks; `generators` has one for each quota."""
     prediction: Prediction = model(ids_BL, view, rules.carry, state, inject_BP)
     predicted = rules.distribution(prediction.logits)
-    token, confidence = sample(predicted, rules.sampling, generators)
-    offered = confidence.masked_fill(~candidates_BP, float("-inf"))
-    committed = rules.commit(offered, quota_B, rules.commit_settings)
+    blocks = predicted if quota.dim() == 1 else Distribution(_apart(predicted.logits, len(generators)))
+    token, confidence = sample(blocks, rules.sampling, generators)
+    offered = confidence.masked_fill(~_apart(candidates_BP, len(generators)), float("-inf"))
+    committed = rules.commit(offered, quota.flatten(), rules.commit_settings)
+    token, confidence, committed = (each.view_as(candidates_BP) for each in (token, confidence, committed))
     after = rules.carry.update(state, predicted, prediction.hidden, model.codebook)
     # a confidence that is no number would never commit; the normaliser also sees what no candidate does
     finite = torch.isfinite(predicted.normaliser).all(-1) & torch.isfinite(confidence).all(-1)
     return Outcome(token, confidence, committed, finite, after)
 
 
-def check_finite(outcome: Outcome, open_B: Tensor, rows: Sequence[int], numbers: Sequence[int]) -> None:
-    """Logits that are no numbers stop the run with the row and the step that had them."""
-    bad = ~outcome.finite & open_B
-    if bool(bad.any()):
-        k = int(bad.nonzero()[0])
+def _apart(values_BP: Tensor, blocks: int) -> Tensor:
+    """[B, P, ...] as [B N, P / N, ...]."""
+    return values_BP.reshape(blocks, -1, *values_BP.shape[2:])
+
+
+def check_finite(outcome: Outcome, rows: Sequence[int], numbers: Sequence[int], taking: Sequence[int]) -> None:
+    """Logits that are no numbers stop the run with the row and the step that had them, among those taking the step."""
+    bad = [k for k, fine in enumerate(outcome.finite.tolist()) if not fine and rows[k] in taking]
+    if bad:
         raise RCDError(
-            f"the model's logits are NaN or inf at denoising step {numbers[k]} of prompt {rows[k]}; "
+            f"the model's logits are NaN or inf at denoising step {numbers[bad[0]]} of prompt {rows[bad[0]]}; "
             "try float32 (--dtype float32), and check the checkpoint with `rcd info --check`."
         )

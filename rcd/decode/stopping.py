@@ -15,7 +15,10 @@ from rcd.models.lm import ModelSettings
 
 
 def is_end(ids_BP: Tensor, eos: Sequence[int]) -> Tensor:
-    return torch.isin(ids_BP, torch.tensor(eos, dtype=ids_BP.dtype, device=ids_BP.device))
+    ends = torch.zeros_like(ids_BP, dtype=torch.bool)
+    for token in eos:  # a few; a tensor of them would be a copy to the device at every step
+        ends = ends | (ids_BP == token)
+    return ends
 
 
 def _ended(ids_BP: Tensor, output_BP: Tensor, eos: Sequence[int]) -> Tensor:

@@ -1,8 +1,9 @@
 """Commit rules: which of a step's predictions become tokens (Algorithm 2, lines 15-20).
 
 A rule takes the confidences [B, L] (-inf where nothing may be committed) and the quota [B] (the least that a step
-commits, 1 or more), and returns the positions to commit as booleans. Every rule commits the quota in each row that has
-so many candidates, and never a position that is none.
+commits), and returns the positions to commit as booleans. Every rule commits the quota in each row that has so many
+candidates, and never a position that is none. The quota is 1 or more where a step must make progress; at 0 (a block
+that is in flight behind unfinished ones) a rule commits what is good enough by itself.
 """
 
 from __future__ import annotations
@@ -45,11 +46,10 @@ def by_topm(confidence_BL: Tensor, quota_B: Tensor, settings: CommitSettings) ->
 
 
 def by_factor(confidence_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -> Tensor:
-    """By falling confidence, rank r = 1, 2, ...: commit while it is >= 1 - factor / (r + 1), the first always."""
+    """By falling confidence, rank r = 1, 2, ...: commit while it is >= 1 - factor / (r + 1), and the quota."""
     ranked, order = confidence_BL.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(1, ranked.shape[-1] + 1, device=ranked.device)
     passes = ranked >= 1.0 - settings.factor / (rank + 1)
-    passes[..., 0] = True
     kept = passes.long().cumprod(-1).bool() & (ranked > float("-inf"))
     return torch.zeros_like(kept).scatter_(-1, order, kept) | top(confidence_BL, quota_B)
 

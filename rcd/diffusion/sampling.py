@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rcd.residual.distribution import Distribution
+from rcd.residual.distribution import Distribution, without
 
 NEVER = float("-inf")
 
@@ -28,11 +28,6 @@ class SamplingSettings:
     last: tuple[int, ...] = ()
     """Ids that may be sampled, but with confidence 0: committed only when nothing else is left. The other tokens'
     confidences are renormalised without them, as LLaDA's `confidence_eos_eot_inf` does."""
-
-
-def without(logits: Tensor, ids: Sequence[int]) -> Tensor:
-    """The logits with some ids ruled out."""
-    return logits.index_fill(-1, torch.tensor(ids, device=logits.device), NEVER) if ids else logits
 
 
 def filter_top_k(logits: Tensor, k: int) -> Tensor:
@@ -74,11 +69,11 @@ def sample(
 
     The confidence is the token's probability before top-k, top-p and exclusions, so that a filter never raises it.
     """
-    logits = without(predicted.logits, settings.never)
     basis = Distribution(without(predicted.logits, settings.last)) if settings.last else predicted
     if settings.temperature == 0.0:
-        token = logits.argmax(-1)
+        token = predicted.best(settings.never)
     else:
+        logits = without(predicted.logits, settings.never)
         tempered = logits.float() / settings.temperature
         token = gumbel_argmax(filter_top_p(filter_top_k(tempered, settings.top_k), settings.top_p), generators)
         if settings.tempered_confidence:

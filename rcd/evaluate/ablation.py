@@ -22,9 +22,10 @@ from rcd.carry.base import Carry, describe, make
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Finished
-from rcd.errors import RCDError, one_of, unknown_name
+from rcd.errors import RCDError, one_of, unknown_name, unwritable
 from rcd.evaluate.evaluation import Say, compare_runs, evaluate
 from rcd.evaluate.watching import watch
+from rcd.evaluate.wording import counted
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -174,7 +175,10 @@ def ablate(
         "what": table.what, "model": model, "task": task, "items": len(problems), "threshold": config.threshold,
         "default": table.default, "rows": results,
     }  # fmt: skip
-    (place / "table.json").write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+    try:
+        (place / "table.json").write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise unwritable("the table", place, error) from error
     return out
 
 
@@ -185,7 +189,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     apart = any(row.get("tokens_per_target_step") != row.get("tokens_per_step") for row in rows)
     wide = max(len(row["row"]) for row in rows) + 1
     text = [
-        f"{found['what']} of {found['model']}: {found['items']} items of {found['task']}, threshold "
+        f"{found['what']} of {found['model']}: {counted(found['items'], 'item')} of {found['task']}, threshold "
         f"{found['threshold']:g} (95% intervals; differences to *)",
         f"{'':{wide}}  {'accuracy':<20} {'tokens/step':>11}{'  tokens/target step' if apart else ''}  difference",
     ]

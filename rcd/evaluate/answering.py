@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rcd.errors import whole
+from rcd.evaluate.early import Enough, until_enough
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
@@ -21,13 +22,14 @@ def answers(
     reference: Pipeline | None = None,
     batch: int = 32,
     exact: bool = True,
+    enough: Enough | None = None,
 ) -> Iterator[tuple[int, Generation]]:
     """(number of the prompt, its answer), the longest prompts first. `seeds`: one for each prompt (else the
     configuration's seed and the prompt's number), so that no draw depends on who else is in a batch.
 
     On a CPU every prompt is decoded alone, whatever `batch` says, unless `exact` is off: a batch is somewhat faster
     there, but its sums are made in another order, which can turn a near tie. On a GPU rows share batches, and near
-    ties may fall either way.
+    ties may fall either way. `enough` (the prompt's number, its text so far) cuts answers off (`rcd.evaluate.early`).
     """
     whole("batch", batch, least=1)
     if exact and pipeline.model.device.type == "cpu":
@@ -36,7 +38,14 @@ def answers(
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     for first in range(0, len(order), batch):
         rows = order[first : first + batch]
-        output = pipeline.generate(
-            [prompts[number] for number in rows], config, reference=reference, seeds=[own[number] for number in rows]
-        )
-        yield from zip(rows, output.results, strict=True)
+        chosen, drawn = [prompts[number] for number in rows], [own[number] for number in rows]
+        if enough is None:
+            found = pipeline.generate(chosen, config, reference=reference, seeds=drawn).results
+        else:
+            wanted = _of_rows(enough, rows)
+            found = until_enough(pipeline, chosen, config, wanted, reference=reference, seeds=drawn)
+        yield from zip(rows, found, strict=True)
+
+
+def _of_rows(enough: Enough, rows: Sequence[int]) -> Enough:
+    return lambda row, ids: enough(rows[row], ids)

@@ -43,6 +43,8 @@ Array = NDArray[np.float64]
 TEMPERATURES = tuple(2.0 ** (k / 6) for k in range(-12, 13))
 """1/4 to 4; between them alpha is interpolated over log T."""
 FINER = 16
+RESAMPLES = 200
+"""Of the items, for the interval of T_res."""
 LEVELS = np.linspace(0.005, 0.995, 100)
 """Quantiles at which two distributions are compared."""
 SHOWN = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -69,7 +71,15 @@ def alphas(logits_NV: Tensor, carry: Residual, temperatures: Sequence[float]) ->
 
 def distance(a: Array, b: Array) -> float:
     """Between two samples: the mean difference of their quantiles (Wasserstein's, by 100 quantiles)."""
-    return float(np.abs(np.quantile(a, LEVELS) - np.quantile(b, LEVELS)).mean())
+    return _apart(quantiles(a), quantiles(b))
+
+
+def quantiles(values: Array) -> Array:
+    return np.asarray(np.quantile(values, LEVELS))
+
+
+def _apart(a: Array, b: Array) -> float:
+    return float(np.abs(a - b).mean())
 
 
 def at(own_NG: Array, t: float) -> Array:
@@ -83,13 +93,30 @@ def at(own_NG: Array, t: float) -> Array:
 def fit(own_NG: Array, wanted_M: Array) -> float:
     """The temperature at which own predictions have the wanted distribution: the best of the grid, then of a finer one
     around it. Where several are equally good (nothing depends on it), the one nearest to 1."""
+    goal = quantiles(wanted_M)
 
     def best(candidates: Sequence[float]) -> float:
-        return min(candidates, key=lambda t: (round(distance(at(own_NG, t), wanted_M), 9), abs(math.log(t))))
+        return min(candidates, key=lambda t: (round(_apart(quantiles(at(own_NG, t)), goal), 9), abs(math.log(t))))
 
     middle, ratio = best(TEMPERATURES), TEMPERATURES[1] / TEMPERATURES[0]
     finer = [middle * ratio ** (k / FINER) for k in range(-FINER, FINER + 1)]
     return best([t for t in finer if TEMPERATURES[0] <= t <= TEMPERATURES[-1]])
+
+
+def spread(
+    chosen: float, own: Sequence[Array], wanted: Sequence[Array], resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """95% of T_res by a bootstrap over items (`own`: [N, G] of each, decoded at `chosen`; `wanted`: [M] of each): how
+    far the fit moves with the items, around `chosen`. Decoding is not repeated."""
+    draw, first = np.random.default_rng(seed), fit(np.concatenate(own), np.concatenate(wanted))
+    moves = []
+    for _ in range(resamples):
+        items = draw.integers(len(own), size=len(own))
+        a, b = (np.concatenate([side[item] for item in items]) for side in (own, wanted))
+        if len(a) and len(b):
+            moves.append(fit(a, b) / first)
+    low, high = np.percentile(moves, [2.5, 97.5])
+    return max(chosen * float(low), TEMPERATURES[0]), min(chosen * float(high), TEMPERATURES[-1])
 
 
 def decoding_alphas(
@@ -101,20 +128,21 @@ def decoding_alphas(
     below: float = 1.0,
     reference: Pipeline | None = None,
     batch: int = 32,
-) -> Array:
-    """[N, G] of the model's own predictions: at every step, those that enter the next one, at masks of the text."""
+) -> list[Array]:
+    """For each prompt, [N, G] of the model's own predictions: at every step, those that enter the next one, at masks of
+    the text."""
     waiting: dict[int, list[tuple[Array, Tensor]]] = defaultdict(list)
-    found = []
+    found = [[np.zeros((0, len(TEMPERATURES)))] for _ in prompts]
     for look in watch(pipeline, prompts, replace(config, carry=carry), reference=reference, batch=batch):
         if isinstance(look, Finished):
             for values, places in waiting.pop(look.row, []):
-                found.append(values[(places < len(look.ids)).numpy()])
+                found[look.row].append(values[(places < len(look.ids)).numpy()])
             continue
         for k, row in enumerate(look.event.rows):
             stay = look.event.masked[k] & undecided(look.logits[k], below)
             places = (look.event.offsets[k] + stay.nonzero().flatten()).cpu()
             waiting[row].append((alphas(look.logits[k][stay], carry, TEMPERATURES), places))
-    return np.concatenate(found)
+    return [np.concatenate(each) for each in found]
 
 
 @torch.inference_mode()
@@ -130,26 +158,31 @@ def training_alphas(
     draws: int = 4,
     batch: int = 32,
     seed: int = 0,
-) -> Array:
-    """[M] of the reference's reading of randomly masked solutions, at T_res = 1 and at masks of the text, each solution
-    masked `draws` times. `canvas`: the answers of a bidirectional model are filled up with end tokens to so many."""
+) -> list[Array]:
+    """For each problem, [M] of the reference's reading of its randomly masked solution, at T_res = 1 and at masks of
+    the text, each solution masked `draws` times. `canvas`: the answers of a bidirectional model are filled up with end
+    tokens to so many."""
     model, settings = reference.model, reference.settings
     examples, lengths = _examples(reference, problems, canvas)
     grid = (block_length or settings.block_length or 1) if settings.attention == "block_causal" else 1
     batching = Batching(
         len(examples), min(batch, len(examples)), grid, settings.eos_token_ids[0], label_padding="none", seed=seed
     )
-    batches, found = Batches(examples, batching, "calibration"), []
+    batches, found = Batches(examples, batching, "calibration"), {problem.name: [np.zeros(0)] for problem in problems}
     for each in (part for epoch in range(whole("draws", draws, least=1)) for part in batches.step(epoch, 0)):
         text = each.position < torch.tensor([lengths[name] for name in each.names])[:, None]
         each, text = each.to(model.device), text.to(model.device)
         frame = frame_of(each, attention=settings.attention, block_length=grid)
         layout = frame.lay_out(each.ids.masked_fill(each.masked, settings.mask_token_id), each.masked)
         hidden = model.encode(model.embed(layout.ids), View(layout.position, layout.attention))
-        rows, slots = layout.noisy[text[layout.source[:, 0], layout.source[:, 1]]].unbind(1)
+        inside = text[layout.source[:, 0], layout.source[:, 1]]
+        (rows, slots), texts = layout.noisy[inside].unbind(1), layout.source[inside, 0]
         logits = align_vocabulary(model.head(hidden[rows, (slots - settings.shift).clamp_min(0)]), vocabulary)
-        found.append(alphas(logits[undecided(logits, below)], carry, (1.0,))[:, 0])
-    return np.concatenate(found)
+        open_ones = undecided(logits, below)
+        values, owner = alphas(logits[open_ones], carry, (1.0,))[:, 0], texts[open_ones].cpu().numpy()
+        for row, name in enumerate(each.names):
+            found[name].append(values[owner == row])
+    return [np.concatenate(each) for each in found.values()]
 
 
 def undecided(logits_NV: Tensor, below: float) -> Tensor:
@@ -191,8 +224,8 @@ def calibrate(
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """T_res for this carry. A temperature changes what later steps predict, so the model decodes again with what was
-    found until it stays. `before` is T_res = 1, `after` the best that was tried, both from real decoding. `masks`:
-    `undecided` (not above the threshold, on both sides) or `all`."""
+    found until it stays. `before` is T_res = 1, `after` the best that was tried, both from real decoding; `low` and
+    `high` are the interval of `spread`. `masks`: `undecided` (not above the threshold, on both sides) or `all`."""
     one_of("masks", masks, MASKS)
     name = carry.top1_alpha if carry.alpha == "top1" else carry.alpha
     if not problems:
@@ -205,32 +238,36 @@ def calibrate(
     prompts = pipeline.encode([problem.question for problem in problems])
     config = pipeline.resolve(replace(config, carry=carry), max(map(len, prompts)))
     below = config.threshold if masks == "undecided" else 1.0
-    wanted = training_alphas(
+    shown = training_alphas(
         reference, problems, carry, vocabulary=pipeline.settings.vocab_size, block_length=config.block_length,
         canvas=config.new_tokens, below=below, draws=draws, batch=batch,
     )  # fmt: skip
+    wanted = np.concatenate(shown)
     if not len(wanted):
         raise RCDError("the reference is above the threshold at every mask; raise --threshold, or take --masks all.")
     say(f"the reference at {len(wanted):,} masks: mean alpha {wanted.mean():.3f}")
-    t_res, tried = 1.0, list[tuple[float, Array]]()
+    t_res, tried = 1.0, list[tuple[float, list[Array], Array]]()
     for _ in range(ROUNDS):
-        own = decoding_alphas(
+        by_item = decoding_alphas(
             pipeline, prompts, config, replace(carry, t_res=t_res), below=below, reference=reference, batch=batch
         )
+        own = np.concatenate(by_item)
         if not len(own):
             raise RCDError("every answer was complete after one step, so no residual was used; raise --threshold.")
-        tried.append((t_res, at(own, t_res)))
+        tried.append((t_res, by_item, at(own, t_res)))
         found = fit(own, wanted)
-        say(f"decoding at T_res {t_res:.3f}: mean alpha {tried[-1][1].mean():.3f}, best T_res {found:.3f}")
+        say(f"decoding at T_res {t_res:.3f}: mean alpha {tried[-1][2].mean():.3f}, best T_res {found:.3f}")
         if abs(found / t_res - 1) < CLOSE:
             break
         t_res = found
-    chosen, after = min(tried, key=lambda each: (round(distance(each[1], wanted), 9), abs(math.log(each[0]))))
+    chosen, by_item, after = min(tried, key=lambda each: (round(distance(each[2], wanted), 9), abs(math.log(each[0]))))
+    low, high = spread(chosen, by_item, shown)
     return {
-        "t_res": round(chosen, 3), "masks": masks, "threshold": config.threshold, "items": len(problems),
+        "t_res": round(chosen, 3), "low": round(low, 3), "high": round(high, 3), "masks": masks,
+        "threshold": config.threshold, "items": len(problems),
         "at_the_edge": chosen in (TEMPERATURES[0], TEMPERATURES[-1]), "reference": _told(wanted),
-        "before": _told(tried[0][1], wanted), "after": _told(after, wanted),
-        "rounds": [{"t_res": t, **_told(values, wanted)} for t, values in tried],
+        "before": _told(tried[0][2], wanted), "after": _told(after, wanted),
+        "rounds": [{"t_res": t, **_told(values, wanted)} for t, _, values in tried],
     }  # fmt: skip
 
 

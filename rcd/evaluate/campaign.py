@@ -18,8 +18,8 @@ from rcd.data.examples import prompt_ids
 from rcd.data.tasks.base import Problem
 from rcd.decode.config import DecodeConfig
 from rcd.decode.stopping import check_prompts
-from rcd.errors import RCDError
-from rcd.evaluate.evaluation import point_of, settings_of, summary
+from rcd.errors import RCDError, unwritable
+from rcd.evaluate.evaluation import digest_of, point_of, settings_of, summary
 from rcd.evaluate.points import Array, Sweep
 from rcd.evaluate.records import RUN, Folder, Record, read_records, read_run
 from rcd.models.checkpoint import open_checkpoint, pick_device
@@ -131,7 +131,7 @@ def _claim(grid: Grid, settings: dict[str, Any]) -> None:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise RCDError(f"the results cannot be written to {grid.output} ({error}); give another folder.") from error
+        raise unwritable("the results", grid.output, error) from error
 
 
 def _answered(folder: Path) -> bool:
@@ -145,7 +145,8 @@ def _finished(grid: Grid, place: Place, held: Opened, longest: int) -> bool:
         return False
     config = grid.configured(place).resolved(held.settings, held.rcd.carry, longest)
     reference = grid.reference if entry.carry.needs_reference else None
-    Folder(folder, settings_of(entry.model, grid.task, grid.problems, config, 1, reference))
+    settings = settings_of(entry.model, grid.task, grid.problems, config, 1, reference)
+    Folder(folder, settings, digest_of(grid.problems))
     return len(read_records(folder)) == len(grid.problems)
 
 

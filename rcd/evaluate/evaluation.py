@@ -20,9 +20,10 @@ from rcd.errors import RCDError, whole
 from rcd.evaluate.answering import answers
 from rcd.evaluate.grading import grade
 from rcd.evaluate.points import Point
-from rcd.evaluate.records import Folder, Record, read_records, read_run
-from rcd.evaluate.statistics import mcnemar, paired, wilson
+from rcd.evaluate.records import MADE_ON, Folder, Record, read_records, read_run
+from rcd.evaluate.statistics import paired, wilson
 from rcd.evaluate.sweep import steps_of
+from rcd.evaluate.wording import counted
 from rcd.models.source import fingerprint
 
 if TYPE_CHECKING:
@@ -39,6 +40,16 @@ def digest(problems: Sequence[Problem]) -> str:
     """Of questions and answers: names may stay the same where a seed has changed."""
     text = "\n".join(f"{problem.name}\n{problem.question}\n{problem.answer}" for problem in problems)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def digest_of(problems: Sequence[Problem]) -> Callable[[int], str]:
+    """The digest of the first so many problems: a folder that holds those can go on with the others."""
+    return lambda count: digest(problems[:count])
+
+
+def made_on(pipeline: Pipeline) -> dict[str, str]:
+    """Where answers are made: told, but no setting of theirs."""
+    return {"device": pipeline.model.device.type, "dtype": str(pipeline.model.codebook.dtype).removeprefix("torch.")}
 
 
 def settings_of(
@@ -70,7 +81,8 @@ def evaluate(
     wait: Callable[[], Any] = lambda: None,
     say: Say | None = None,
 ) -> dict[str, Any]:
-    """Answer what the folder does not hold yet; returns `summary`. `wait` joins the processes."""
+    """Answer what the folder does not hold yet; returns `summary`. A folder with the first of these problems goes on
+    with the others. `wait` joins the processes."""
     whole("samples", samples, least=1)
     if not problems:
         raise RCDError("there are no problems to decode; ask for at least one.")
@@ -84,14 +96,16 @@ def evaluate(
     config = pipeline.resolve(config, max(map(len, prompts)))
     name, second = reference if reference is not None else (None, None)
     settings = settings_of(model, task, problems, config, samples, name)
+    order = [(problem.name, sample) for problem in problems for sample in range(samples)]
     if process == 0:
-        results = Folder(folder, settings)
+        results = Folder(folder, settings, digest_of(problems))
+        if len(results.read()) < len(order):
+            results.begin(made_on(pipeline))
     wait()
     if process:
-        results = Folder(folder, settings)
+        results = Folder(folder, settings, digest_of(problems))
     held = {record.key: record.right for record in results.read()}
     wait()  # before anyone writes
-    order = [(problem.name, sample) for problem in problems for sample in range(samples)]
     pending = [
         (number, sample)
         for number, problem in enumerate(problems)
@@ -153,6 +167,7 @@ def summary(folder: str | Path) -> dict[str, Any]:
         "tokens_per_step": tokens / steps, "tokens_per_forward": tokens / sum(r.forwards for r in records),
         "tokens": tokens / len(records), "tokens_per_second": tokens / seconds if seconds else None,
         "seconds": seconds, "cut_off": sum(r.stop_reason == "length" for r in records) / len(records),
+        "made_on": run.get(MADE_ON, []),
     }  # fmt: skip
 
 
@@ -169,15 +184,11 @@ def interval(means: Sequence[float], one_each: bool) -> tuple[float, float]:
     are no items of their own)."""
     if one_each:
         return wilson(round(sum(means)), len(means))
-    mean, reach = float(np.mean(means)), _reach(means, 1.0)
+    if len(means) < 2:
+        return 0.0, 1.0  # one value says nothing of its spread
+    mean = float(np.mean(means))
+    reach = NormalDist().inv_cdf(0.975) * float(np.std(means, ddof=1)) / math.sqrt(len(means))
     return max(0.0, mean - reach), min(1.0, mean + reach)
-
-
-def _reach(values: Sequence[float], unknown: float) -> float:
-    """1.96 sd / sqrt(N); `unknown` where one value says nothing of its spread."""
-    if len(values) < 2:
-        return unknown
-    return NormalDist().inv_cdf(0.975) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def compare_runs(base: str | Path, other: str | Path) -> dict[str, Any]:
@@ -185,23 +196,17 @@ def compare_runs(base: str | Path, other: str | Path) -> dict[str, Any]:
     runs = read_run(base), read_run(other)
     if runs[0]["items_digest"] != runs[1]["items_digest"]:
         raise RCDError(
-            f"{base} and {other} are over different items ({runs[0]['items']} of {runs[0]['task']} and "
-            f"{runs[1]['items']} of {runs[1]['task']}); evaluate both on the same task, limit and seed."
+            f"{base} and {other} are over different items ({' and '.join(map(_asked, runs))}); evaluate both on the "
+            "same task, limit and seed."
         )
     a, b = (_means(read_records(folder)) for folder in (base, other))
     if set(a) != set(b):
-        raise RCDError(f"{base} has answers to {len(a)} items and {other} to {len(b)}; finish both first.")
-    items = list(a)
-    found: dict[str, Any] = {"base": summary(base), "other": summary(other)}
-    if all(run["samples"] == 1 for run in runs):
-        return found | paired([a[item] > 0.5 for item in items], [b[item] > 0.5 for item in items])
-    d = [100 * (b[item] - a[item]) for item in items]
-    gained, lost = sum(x > 0 for x in d), sum(x < 0 for x in d)
-    mean, reach = float(np.mean(d)), _reach(d, 100.0)
-    return found | {
-        "difference": mean, "low": max(-100.0, mean - reach), "high": min(100.0, mean + reach),
-        "p": mcnemar(gained, lost), "gained": gained, "lost": lost,
-    }  # fmt: skip
+        raise RCDError(f"{base} has answers to {counted(len(a), 'item')} and {other} to {len(b)}; finish both first.")
+    return {"base": summary(base), "other": summary(other), **paired(list(a.values()), [b[item] for item in a])}
+
+
+def _asked(run: dict[str, Any]) -> str:
+    return f"{counted(run['items'], 'item')} of {run['task']}"
 
 
 def point_of(folder: str | Path) -> Point:

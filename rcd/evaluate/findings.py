@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from rcd.carry.base import describe
 from rcd.evaluate.campaign import Grid, Line, Place
 from rcd.evaluate.statistics import matched_speed, savings, timed
 from rcd.evaluate.sweep import compare
+from rcd.evaluate.wording import counted, signed, too_few
 
-FEW = 30
-"""Items that are too few to be sure of anything."""
 PAPER = "the paper reports 4 to 5 times fewer"
 
 
@@ -48,6 +48,7 @@ def comparison(base: Line, other: Line, resamples: int = 2000) -> dict[str, Any]
     slow, fast = (timed(line.sweep, line.seconds) for line in (base, other))
     return {
         **compare(base.sweep, other.sweep, resamples=resamples),
+        "as_in_the_paper": [describe(line.entry.carry)["name"] for line in (base, other)] == ["none", "residual"],
         "savings": savings(base.sweep, other.sweep, resamples=resamples),
         "throughput": matched_speed(slow, fast, resamples=resamples),
     }
@@ -77,19 +78,24 @@ def summary(found: dict[str, Any]) -> list[str]:
         out.append("Every interval is for its own comparison; with several, one may miss by chance.")
     if found["entries"] and found["base"] not in [entry["name"] for entry in found["entries"]]:
         out.append(f"{found['base']} has failed, so the others are compared with nothing.")
-    if found["items"] < FEW:
-        out.append(f"{_counted(found['items'], 'item')}: too few to be sure of anything.")
+    out += too_few(found["items"]) or _small_tasks(found["comparisons"])
     if found["failures"]:
         total = len({(entry["name"], point["threshold"]) for entry in found["entries"] for point in entry["points"]})
         bad = len(found["failures"])
-        out.append(f"{bad} of {bad + total} points failed.")
+        out.append(f"{bad} of {counted(bad + total, 'point')} failed.")
     return out
+
+
+def _small_tasks(comparisons: Sequence[dict[str, Any]]) -> list[str]:
+    """Of a mix, the tasks that have too few items."""
+    sizes = {task: part["items"] for each in comparisons for task, part in each["tasks"].items()}
+    return [note for task, items in sizes.items() for note in too_few(items, task)]
 
 
 def verdict(each: dict[str, Any], items: int, task: str) -> str:
     """Of one comparison, at equal tokens per step."""
     other, base, found = each["other"], each["base"], each["all"]["matched"]
-    on = f"on {_counted(items, 'item')} of {task}"
+    on = f"on {counted(items, 'item')} of {task}"
     mean = found["mean"]
     if mean is None:
         return (
@@ -103,8 +109,6 @@ def verdict(each: dict[str, Any], items: int, task: str) -> str:
     if mean["low"] > 0 or mean["high"] < 0:
         better = "better" if mean["difference"] > 0 else "worse"
         return f"{other} is {better} than {base} by {by} {over}; {interval}."
-    if mean["low"] == mean["high"] == 0:
-        return f"{other} and {base} are right equally often {over}."
     return f"Neither wins: {other} differs from {base} by {signed(mean['difference'])} points {over}; {interval}."
 
 
@@ -126,7 +130,7 @@ def steps_told(each: dict[str, Any]) -> str:
     row, other, base = each["savings"]["steps"]["best"], each["other"], each["base"]
     best = f"{base}'s best accuracy ({row['accuracy']:.1f}%)"
     if row["other"] is None:
-        return f"{other} never reaches {best}; {PAPER} steps for it."
+        return f"{other} never reaches {best}{_paper(each, ' steps for it')}."
     times, ends = row["ratio"], [row["low"], row["high"]]
     if 0.995 < times < 1.005:
         told = "equally many"
@@ -135,7 +139,12 @@ def steps_told(each: dict[str, Any]) -> str:
     else:
         told, times, ends = f"{1 / times:.2f} times more", 1 / times, [1 / end if end else 0.0 for end in ends[::-1]]
     interval = " to ".join(f"{end:.2f}" if end else "never" for end in ends)
-    return f"For {best} {other} needs {told} steps (95% interval {interval}); {PAPER}."
+    return f"For {best} {other} needs {told} steps (95% interval {interval}){_paper(each)}."
+
+
+def _paper(each: dict[str, Any], more: str = "") -> str:
+    """What the paper has, where this is its comparison."""
+    return f"; {PAPER}{more}" if each["as_in_the_paper"] else ""
 
 
 def _alone(entry: dict[str, Any], items: int, task: str) -> str:
@@ -143,7 +152,7 @@ def _alone(entry: dict[str, Any], items: int, task: str) -> str:
     return (
         f"{entry['name']} has its best accuracy, {point['accuracy']:.1f}% (95% interval {point['low']:.1f} to "
         f"{point['high']:.1f}), at threshold {point['threshold']:g} with {point['tokens_per_step']:.2f} tokens per "
-        f"step, on {_counted(items, 'item')} of {task}."
+        f"step, on {counted(items, 'item')} of {task}."
     )
 
 
@@ -156,11 +165,3 @@ def failed(failures: Iterable[dict[str, Any]]) -> list[str]:
         f"{name} at {', '.join(f'{threshold:g}' for threshold in sorted(thresholds))}: {error}"
         for (name, error), thresholds in grouped.items()
     ]
-
-
-def signed(points: float) -> str:
-    return f"{round(points, 1) + 0.0:+.1f}"  # + 0.0: no minus before a zero
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -86,10 +87,16 @@ def model_class() -> Any:
             requests: str | Path | None = None,
             **settings: Any,
         ) -> None:
+            from accelerate import PartialState
+
             from rcd.api import load
 
             super().__init__()
             config = _config(settings)
+            self.processes = PartialState(cpu=device == "cpu")
+            self._rank, self._world_size = self.processes.process_index, self.processes.num_processes
+            if self._world_size > 1 and device in (None, "auto"):
+                device = str(self.processes.device)
             batch = 32 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
             where = {"device": device or "auto", "dtype": dtype}
             pipeline = (
@@ -98,8 +105,9 @@ def model_class() -> Any:
             second = load(reference, **where) if isinstance(reference, (str, Path)) else reference
             config = replace(config, carry=carry_of(carry, pipeline.checkpoint.rcd.carry))
             self.answerer = Answerer(
-                pipeline, config, reference=second, batch=whole("batch_size", batch, least=1), requests=requests
-            )
+                pipeline, config, reference=second, batch=whole("batch_size", batch, least=1), requests=requests,
+                main=self._rank == 0,
+            )  # fmt: skip
             self.name = str(pretrained) if isinstance(pretrained, (str, Path)) else "a pipeline"
             self._device = pipeline.model.device
 
@@ -109,7 +117,8 @@ def model_class() -> Any:
             import torch
 
             more = {key: value for key, value in (additional_config or {}).items() if value is not None}
-            if more.get("device") == "cuda:0" and not torch.cuda.is_available():
+            several = int(os.environ.get("WORLD_SIZE", "1")) > 1  # each has a device of its own
+            if more.get("device") == "cuda:0" and (several or not torch.cuda.is_available()):
                 del more["device"]
             return cls(**{**more, **arg_dict})
 
@@ -118,7 +127,26 @@ def model_class() -> Any:
             return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            return self.answerer.answer(requests, self.cache_hook)
+            done, answerer = len(self.answerer.told), self.answerer
+            texts = answerer.answer(requests, self.cache_hook)
+            others = self.gather_object((answerer.told[done:], dict(answerer.wall)))
+            for rows, wall in (others or [])[1:]:
+                answerer.join(rows, wall)
+            return texts
+
+        def all_gather(self, tensor: Any) -> Any:
+            from accelerate.utils import gather
+
+            return gather(tensor) if self._world_size > 1 else tensor
+
+        def gather_object(self, obj: Any, dst: int = 0) -> list[Any] | None:
+            from accelerate.utils import gather_object
+
+            found = gather_object([obj]) if self._world_size > 1 else [obj]
+            return found if self._rank == dst else None
+
+        def barrier(self) -> None:
+            self.processes.wait_for_everyone()
 
         def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
             raise RCDError(NO_LIKELIHOOD)
@@ -230,7 +258,8 @@ def run(
     gen_kwargs: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """`lm_eval.simple_evaluate` with an instance of `model_class()`, tasks of `task_manager`. lm-eval's results and
-    samples go to `output`; returns its results, in whose `config` are the model's settings and the cost."""
+    samples go to `output`; returns its results, in whose `config` are the model's settings and the cost (of several
+    processes the first has them, the others nothing)."""
     library()
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
@@ -241,6 +270,9 @@ def run(
         apply_chat_template=apply_chat_template, gen_kwargs=gen_kwargs or None, log_samples=True,
         evaluation_tracker=tracker, task_manager=manager or task_manager(tasks),
     )  # fmt: skip
+    model.barrier()
+    if results is None:
+        return {}
     samples = results.pop("samples")
     tracker.save_results_aggregated(results=results, samples=samples)
     for task in results["configs"]:
@@ -264,6 +296,9 @@ def main() -> None:
     except RCDError as error:
         print(f"rcd: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("rcd: interrupted", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

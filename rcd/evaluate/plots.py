@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rcd.errors import RCDError
+from rcd.errors import RCDError, unwritable
 from rcd.evaluate.points import Sweep
 from rcd.evaluate.statistics import wilson
 
@@ -163,5 +163,5 @@ def _written(figure: Figure, axes: Axes, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     except OSError as error:
-        raise RCDError(f"the figure cannot be written to {path} ({error}); give another path.") from error
+        raise unwritable("the figure", path, error, "give another path") from error
     return path

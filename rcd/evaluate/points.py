@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rcd.errors import RCDError, number
+from rcd.errors import RCDError, number, reason, unwritable
 
 Array = NDArray[Any]
 
@@ -125,7 +125,7 @@ class Sweep:
             scratch.write_text("".join(json.dumps(row) + "\n" for row in [header, *rows]), encoding="utf-8")
             scratch.replace(path)
         except OSError as error:
-            raise RCDError(f"the sweep cannot be written to {path} ({error}); give another path.") from error
+            raise unwritable("the sweep", path, error, "give another path") from error
         return path
 
     @classmethod
@@ -134,7 +134,9 @@ class Sweep:
         try:
             lines = Path(path).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise RCDError(f"the sweep {path} cannot be read ({error}); give a file written by Sweep.save.") from error
+            raise RCDError(
+                f"the sweep {path} cannot be read ({reason(error)}); give a file written by Sweep.save."
+            ) from error
         at = 1
         points: list[Point] = []
         try:
@@ -155,5 +157,5 @@ class Sweep:
         except KeyError as error:
             raise RCDError(f"line {at} of {path} is damaged (no {error}); run the sweep again.") from error
         except (ValueError, TypeError, AttributeError) as error:
-            reason = str(error).rstrip(".")
-            raise RCDError(f"line {at} of {path} is damaged ({reason}); run the sweep again.") from error
+            told = str(error).rstrip(".") if isinstance(error, RCDError) else "it is no line of a sweep"
+            raise RCDError(f"line {at} of {path} is damaged ({told}); run the sweep again.") from error

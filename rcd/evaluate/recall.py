@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from rcd.decode.events import Finished
-from rcd.diffusion.sampling import without
 from rcd.errors import RCDError, whole
 from rcd.evaluate.watching import watch
+from rcd.residual.distribution import without
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
-from rcd.errors import RCDError
+from rcd.errors import RCDError, unwritable
+from rcd.evaluate.wording import counted
 
-RUN, RECORDS = "run.json", "records.jsonl"
+RUN, RECORDS, MADE_ON = "run.json", "records.jsonl", "made_on"
+ITEMS = ("items", "items_digest")
+ROOM = "make room and run the same command again: nothing is lost"
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,13 @@ class Record:
 
 
 class Folder:
-    """Of one evaluation. Opening it claims it for these settings, or goes on where the same ones stopped."""
+    """Of one evaluation. Opening it claims it for these settings, or goes on where the same ones stopped. `digest_of`
+    gives the digest of the first so many items, so that a folder which holds those can take more."""
 
-    def __init__(self, path: str | Path, settings: dict[str, Any]) -> None:
-        self.path, self.settings = Path(path), settings
+    def __init__(
+        self, path: str | Path, settings: dict[str, Any], digest_of: Callable[[int], str] | None = None
+    ) -> None:
+        self.path, self.settings, self._digest_of = Path(path), settings, digest_of
         self._file: IO[str] | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -56,22 +62,44 @@ class Folder:
             elif any(self.path.glob("records*.jsonl")):
                 raise RCDError(f"{self.path} holds records but no {RUN} that says how they were made; choose another.")
             else:
-                _write(self.path / RUN, json.dumps(settings, indent=1) + "\n")
+                self._write_run(settings)
         except OSError as error:
-            raise RCDError(f"the results cannot be written to {self.path} ({error}); give another folder.") from error
+            raise unwritable("the results", self.path, error) from error
+
+    def begin(self, made_on: dict[str, str]) -> None:
+        """Answers will be added, made in this place; there may be more items than before."""
+        before = read_run(self.path).get(MADE_ON, [])
+        places = before if made_on in before else [*before, made_on]
+        self._write_run({**self.settings, MADE_ON: places})
+
+    def _write_run(self, content: dict[str, Any]) -> None:
+        try:
+            _write(self.path / RUN, json.dumps(content, indent=1) + "\n")
+        except OSError as error:
+            raise unwritable("the results", self.path, error) from error
 
     def _check(self) -> None:
-        held, wanted = flat(read_run(self.path)), flat(self.settings)
-        told = [
-            f"{key}: {held.get(key)!r} -> {wanted.get(key)!r}"
-            for key in {**held, **wanted}
-            if held.get(key) != wanted.get(key)
-        ]
-        if told:
+        run = read_run(self.path)
+        run.pop(MADE_ON, None)
+        held, wanted = flat(run), flat(self.settings)
+        differing = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
+        if set(differing) == set(ITEMS) and held["items"] > wanted["items"]:
+            raise RCDError(
+                f"{self.path} holds {counted(held['items'], 'item')}, more than the {wanted['items']:,} asked for; ask "
+                "for as many or more (--limit), or choose another --output."
+            )
+        if set(differing) == set(ITEMS) and self._are_first(held):
+            return
+        if differing:
+            told = [f"{key}: {held.get(key)!r} -> {wanted.get(key)!r}" for key in differing]
             raise RCDError(
                 f"{self.path} holds results of other settings ({'; '.join(told)}); choose another --output, or the "
                 "same settings to go on."
             )
+
+    def _are_first(self, held: dict[str, Any]) -> bool:
+        """Whether the folder's items are the first of those asked for."""
+        return self._digest_of is not None and self._digest_of(held["items"]) == held["items_digest"]
 
     def append(self, records: Iterable[Record], process: int | None = None) -> None:
         """Written and flushed to the disk before this returns."""
@@ -84,10 +112,7 @@ class Folder:
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise RCDError(
-                f"the records cannot be written to {self.path} ({error}); make room and run the same command again: "
-                "nothing is lost."
-            ) from error
+            raise unwritable("the records", self.path, error, ROOM) from error
 
     def close(self) -> None:
         if self._file is not None:
@@ -103,9 +128,12 @@ class Folder:
         found = {record.key: record for record in self.read()}
         records = [found[key] for key in order if key in found]
         text = "".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
-        _write(self.path / RECORDS, text)
-        for part in self.path.glob("records-*.jsonl"):
-            part.unlink()
+        try:
+            _write(self.path / RECORDS, text)
+            for part in self.path.glob("records-*.jsonl"):
+                part.unlink()
+        except OSError as error:
+            raise unwritable("the records", self.path, error, ROOM) from error
         return records
 
 
@@ -128,9 +156,10 @@ def read_run(folder: str | Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RCDError(f"{folder} holds no evaluation ({error}); name a folder that `rcd eval` wrote.") from error
+        told = "there is no folder" if not Path(folder).exists() else "no evaluation is in"
+        raise RCDError(f"{told} {folder}; name one that `rcd eval` wrote.") from error
     except ValueError as error:
-        raise RCDError(f"{path} is damaged ({error}); run the evaluation again in another folder.") from error
+        raise RCDError(f"{path} is damaged; run the evaluation again in another folder.") from error
     if not isinstance(content, dict):
         raise RCDError(f"{path} is damaged; run the evaluation again in another folder.")
     return content
@@ -148,7 +177,7 @@ def read_records(folder: str | Path) -> list[Record]:
                 record = Record(**{name: row[name] for name in names})
             except (ValueError, KeyError, TypeError) as error:
                 raise RCDError(
-                    f"line {number} of {path} is damaged ({error}); delete the line and run the evaluation again."
+                    f"line {number} of {path} is damaged; delete the line and run the evaluation again."
                 ) from error
             found.setdefault(record.key, record)
     return list(found.values())

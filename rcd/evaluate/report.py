@@ -12,12 +12,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from rcd.errors import RCDError
+from rcd.errors import unwritable
 from rcd.evaluate import charts
 from rcd.evaluate.browse import items
 from rcd.evaluate.campaign import Line
-from rcd.evaluate.findings import details, failed, signed, verdict
+from rcd.evaluate.findings import PAPER, details, failed, verdict
 from rcd.evaluate.skin import SCRIPT, STYLE
+from rcd.evaluate.wording import counted, signed
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 TARGETS = {
@@ -34,7 +35,7 @@ def write(path: str | Path, found: dict[str, Any], lines: Sequence[Line]) -> Pat
         scratch.write_text(page(found, lines), encoding="utf-8")
         scratch.replace(path)
     except OSError as error:
-        raise RCDError(f"the report cannot be written to {path} ({error}); give another folder.") from error
+        raise unwritable("the report", path, error) from error
     return path
 
 
@@ -67,7 +68,8 @@ def _compared(found: dict[str, Any]) -> str:
 
 
 def _head(found: dict[str, Any], title: str) -> str:
-    counts = f"{found['items']:,} items, {len(found['thresholds'])} thresholds, {len(found['entries'])} lines"
+    sizes = {"item": found["items"], "threshold": len(found["thresholds"]), "line": len(found["entries"])}
+    counts = ", ".join(counted(size, noun) for noun, size in sizes.items())
     made = found.get("made", {})
     told = [counts, *(str(made[key]) for key in ("date", "device") if key in made)]
     return f'<h1>{escape(title)}</h1><p class="soft">{escape(" · ".join(told))}</p>'
@@ -131,7 +133,8 @@ def _matched(each: dict[str, Any]) -> str:
     if one is not None:
         told = (
             f'<p class="note">At threshold 1 (one token a step): {one["base"]:.1f}% and {one["other"]:.1f}%, '
-            f"{_interval(one)} points; {one['gained']} items gained, {one['lost']} lost, McNemar p {one['p']:.3g}.</p>"
+            f"{_interval(one)} points; {counted(one['gained'], 'item')} gained, {one['lost']} lost, "
+            f"McNemar p {one['p']:.3g}.</p>"
         )
     head = ("tokens per step", _name(each["base"]), _name(each["other"]), "difference in points")
     return f"<h3>At equal tokens per step</h3>{_differing(head, rows)}{told}"
@@ -211,7 +214,7 @@ def _steps(each: dict[str, Any]) -> str:
     return (
         f"<h3>Steps for the same accuracy</h3>{_table(titles, body)}"
         '<p class="note">The most tokens per step at which each still has that accuracy, and their ratio: above 1 is '
-        "fewer steps. The paper reports 4 to 5 times fewer.</p>"
+        f"fewer steps.{f' In comparison, {PAPER}.' if each['as_in_the_paper'] else ''}</p>"
     )
 
 
@@ -320,7 +323,8 @@ def _reading(found: dict[str, Any]) -> str:
         "Tokens per step: new tokens (the end token included) over passes that commit tokens or prepare a residual.",
         "Equal tokens per step: both accuracies are interpolated between the points of their own line. The range ends "
         "where the base has lost half of its best accuracy. Intervals are 95% percentiles of a bootstrap over items, "
-        "the same items for both.",
+        "the same items for both, and two made-up ones, of which each model gets one right: so equal answers to few "
+        "items are no certainty. At one token a step: Bonett and Price's interval, which does the same.",
         "Intervals of a single accuracy are Wilson's, 95%.",
         "AUP: the area under accuracy over tokens per step, in which points far below the best accuracy count less and "
         "points more than 5 below the slowest point's do not count; with that limit from the line itself, and from the "

@@ -10,16 +10,18 @@ import json
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rcd.decode.config import DecodeConfig
 from rcd.decode.stopping import check_prompts
-from rcd.errors import RCDError
+from rcd.errors import RCDError, unwritable
 from rcd.evaluate.answering import answers
+from rcd.evaluate.early import Enough
 from rcd.evaluate.sweep import steps_of
+from rcd.evaluate.wording import counted
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
@@ -40,7 +42,7 @@ class Request:
     """Of a task that asks several times."""
     prompt_tokens: int
     tokens: int
-    """Decoded, the end token included."""
+    """Decoded, the end token included; where a stop string ended decoding, those up to the first mask."""
     kept_tokens: int
     """Of them, those before the first stop string."""
     steps: int
@@ -78,7 +80,9 @@ class Answerer:
         reference: Pipeline | None = None,
         batch: int = 32,
         requests: str | Path | None = None,
+        main: bool = True,
     ) -> None:
+        """`main`: of several processes, the one that speaks and writes."""
         if pipeline.tokenizer is None:
             raise RCDError("lm-eval asks in text, and this checkpoint has no tokenizer.")
         self.pipeline, self.config, self.reference, self.batch = pipeline, config, reference, batch
@@ -87,8 +91,9 @@ class Answerer:
         self.wall: dict[str, float] = defaultdict(float)
         """Seconds of decoding of each task."""
         self.templated = False
+        self.main = main
         self._noted: set[str] = set()
-        self._file = None if requests is None else Path(requests)
+        self._file = Path(requests) if requests is not None and main else None
         if self._file is not None:
             self._claim(self._file)
 
@@ -100,23 +105,24 @@ class Answerer:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("")
         except OSError as error:
-            raise RCDError(f"the requests cannot be written to {path} ({error}); give another folder.") from error
+            raise unwritable("the requests", path, error) from error
 
     def answer(self, requests: Sequence[Any], cached: Any = None) -> list[str]:
         """The texts, in the order of the requests. All are checked before the first is decoded."""
         from tqdm import tqdm
 
-        asked = self._read(requests)
-        texts = [""] * len(asked)
+        copies = padding(requests)
+        asked = self._read({place: each for place, each in enumerate(requests) if place not in copies})
+        texts = [""] * len(requests)
         groups: dict[tuple[str, DecodeConfig], list[Asked]] = defaultdict(list)
         for each in asked:
             groups[each.task, each.config].append(each)
-        with tqdm(total=len(asked), desc="rcd: requests", mininterval=1.0) as bar:
+        with tqdm(total=len(asked), desc="rcd: requests", mininterval=1.0, disable=not self.main) as bar:
             for (task, config), group in groups.items():
                 began = time.perf_counter()
                 for number, found in answers(
                     self.pipeline, [each.prompt for each in group], config, seeds=[each.seed for each in group],
-                    reference=self.reference, batch=self.batch,
+                    reference=self.reference, batch=self.batch, enough=self._enough(group),
                 ):  # fmt: skip
                     each = group[number]
                     text, kept, reason = self.cut(found, each.until)
@@ -126,15 +132,39 @@ class Answerer:
                         cached.add_partial(GENERATE, each.arguments, text)
                     bar.update()
                 self.wall[task] += time.perf_counter() - began
+        for place, original in copies.items():
+            texts[place] = texts[original]
         return texts
 
-    def _read(self, requests: Sequence[Any]) -> list[Asked]:
+    def join(self, rows: Sequence[Request], wall: Mapping[str, float]) -> None:
+        """What another process answered meanwhile."""
+        self._keep(rows)
+        for task, seconds in wall.items():
+            self.wall[task] = max(self.wall[task], seconds)
+
+    def _enough(self, group: Sequence[Asked]) -> Enough | None:
+        """A text is enough when a stop string is in it; None where no request has one."""
+        if not any(each.until for each in group):
+            return None
+        return lambda number, ids: self._stopped(ids, group[number].until)
+
+    def _stopped(self, ids: Sequence[int], until: Sequence[str]) -> bool:
+        text = self.pipeline.decode(ids)
+        return any(stop in text for stop in until) or not self._marks(until).isdisjoint(ids)
+
+    def _marks(self, until: Sequence[str]) -> set[int]:
+        """Stop strings that are special tokens, which the text itself does not show."""
+        tokenizer: Any = self.pipeline.tokenizer
+        return {tokenizer.get_added_vocab().get(text) for text in until} - {None}
+
+    def _read(self, requests: Mapping[int, Any]) -> list[Asked]:
+        """`requests` by their places."""
         out: list[Asked] = []
         samples: Counter[tuple[str, int, int]] = Counter()
         capped: list[int] = []
         if self.pipeline.tokenizer.chat_template and not self.templated:  # type: ignore[union-attr]
             self._note("this checkpoint has a chat template and it is not applied (--apply-chat-template).")
-        for place, request in enumerate(requests):
+        for place, request in requests.items():
             context, given = request.args
             task, doc = str(request.task_name), int(request.doc_id or 0)
             until, config = self.settings(given)
@@ -154,8 +184,8 @@ class Answerer:
             out.append(Asked(place, task, doc, sample, seed, request.args, prompt, until, config))
         if capped:
             self._note(
-                f"the model has {self.pipeline.settings.context_length} positions: {len(capped)} of {len(out)} "
-                f"requests get fewer new tokens than the task asks for (at least {min(capped)})."
+                f"the model has {self.pipeline.settings.context_length} positions: {len(capped)} of "
+                f"{counted(len(out), 'request')} get fewer new tokens than the task asks for (at least {min(capped)})."
             )
         return out
 
@@ -200,10 +230,8 @@ class Answerer:
         return list(tokenizer(text, add_special_tokens=not (first and text.startswith(first)))["input_ids"])
 
     def cut(self, found: Generation, until: Sequence[str]) -> tuple[str, int, str]:
-        """(the text before the first stop string, its tokens, the stop reason). A stop string may be a special token,
-        which the text itself does not show."""
-        tokenizer: Any = self.pipeline.tokenizer
-        marks = {tokenizer.get_added_vocab().get(text) for text in until} - {None}
+        """(the text before the first stop string, its tokens, the stop reason)."""
+        marks = self._marks(until)
         ids, text, reason = found.ids, found.text, found.stop_reason
         special = next((k for k, token in enumerate(ids) if token in marks), len(ids))
         if special < len(ids) - (reason == "eos"):
@@ -222,14 +250,17 @@ class Answerer:
             tokens=found.tokens, kept_tokens=kept, steps=steps_of(found), forwards=found.forwards,
             seconds=round(found.seconds, 6), stop_reason=reason,
         )  # fmt: skip
-        self.told.append(row)
+        self._keep([row])
+
+    def _keep(self, rows: Sequence[Request]) -> None:
+        self.told += rows
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(row)) + "\n")
+                file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 
     def _note(self, text: str) -> None:
         """Once."""
-        if text not in self._noted:
+        if text not in self._noted and self.main:
             self._noted.add(text)
             print(f"rcd: note: {text}", file=sys.stderr)
 
@@ -240,6 +271,16 @@ class Answerer:
             "all": _figures(self.told, sum(self.wall.values())),
             "tasks": {task: _figures([r for r in self.told if r.task == task], self.wall[task]) for task in tasks},
         }
+
+
+def padding(requests: Sequence[Any]) -> dict[int, int]:
+    """Place -> place of the same request: lm-eval gives all processes equally many by asking a request more often than
+    it is to be repeated."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, request in enumerate(requests):
+        places[id(request)].append(place)
+    again = {id(request): int(request.repeats or 1) for request in requests}
+    return {place: held[0] for key, held in places.items() for place in held[again[key] :]}
 
 
 def _grid(config: DecodeConfig) -> int:

@@ -77,20 +77,34 @@ def aup_all(curves: dict[str, Curve]) -> dict[str, dict[str, float]]:
     return {name: {"own": aup(curve, best), "shared": aup(curve, best, floor)} for name, curve in curves.items()}
 
 
-def paired(a_right: Sequence[bool] | Array, b_right: Sequence[bool] | Array) -> dict[str, Any]:
-    """b - a over the same items: mean(d) ± 1.96 sd(d) / sqrt(N) in points, with d = b - a, and the exact McNemar
-    p-value min(1, 2 P(X <= min(gained, lost))), X ~ Binomial(gained + lost, 1/2)."""
-    a, b = np.asarray(a_right, dtype=bool), np.asarray(b_right, dtype=bool)
+def paired(a_right: Sequence[float] | Array, b_right: Sequence[float] | Array) -> dict[str, Any]:
+    """b - a over the same items, each the share of its samples that is right: the mean difference in points, its 95%
+    interval (`smoothed`), and the exact McNemar p-value min(1, 2 P(X <= min(gained, lost))), X ~ Binomial(gained +
+    lost, 1/2)."""
+    a, b = np.asarray(a_right, dtype=float), np.asarray(b_right, dtype=float)
     if a.ndim != 1 or a.shape != b.shape or not len(a):
         raise RCDError(f"a paired comparison needs the same items on both sides, not {a.size} and {b.size}.")
-    d = 100.0 * (b.astype(float) - a.astype(float))
-    gained, lost = int((b & ~a).sum()), int((a & ~b).sum())
-    mean, z = float(d.mean()), NormalDist().inv_cdf(0.975)
-    reach = z * float(d.std(ddof=1)) / math.sqrt(len(d)) if len(d) > 1 else math.inf if gained + lost else 0.0
+    d = b - a
+    gained, lost = int((d > 0).sum()), int((d < 0).sum())
+    low, high = smoothed(d)
     return {
-        "difference": mean, "low": max(mean - reach, -100.0), "high": min(mean + reach, 100.0),
+        "difference": 100.0 * float(d.mean()), "low": 100.0 * low, "high": 100.0 * high,
         "p": mcnemar(gained, lost), "gained": gained, "lost": lost,
     }  # fmt: skip
+
+
+MADE_UP = np.array([1.0, -1.0])
+"""Two items that intervals of differences are computed with beside the real ones: one that only the other model gets
+right, and one that only the base does. So equal answers to a handful of items are no certainty."""
+
+
+def smoothed(d: Array) -> tuple[float, float]:
+    """Bonett and Price's 95% interval of a mean difference, where d is in [-1, 1]: m ± 1.96 s / sqrt(N + 2), with m and
+    s (over N + 2) of d and the two made-up items. For right and wrong, m = (gained - lost) / (N + 2) and
+    s² = (gained + lost + 2) / (N + 2) - m²."""
+    wide = np.concatenate([np.asarray(d, dtype=float), MADE_UP])
+    mean, reach = float(wide.mean()), NormalDist().inv_cdf(0.975) * float(wide.std()) / math.sqrt(len(wide))
+    return max(mean - reach, -1.0), min(mean + reach, 1.0)
 
 
 def mcnemar(gained: int, lost: int) -> float:
@@ -122,7 +136,8 @@ def matched(
     `shared` is [max of the lowest rho, min of the highest]; `range` the useful part of it, from its beginning to where
     y_base(rho) first falls below y_base's best / 2 (None when there is none); `points` the differences at `at` (None:
     at 9 places evenly over `range`); `mean` the mean difference over `range`. The 95% intervals are percentiles of a
-    bootstrap over items in which both accuracies and both tokens per step are computed anew."""
+    bootstrap over the items and the two made-up ones (as slow as the mean item), in which both accuracies and both
+    tokens per step are computed anew."""
     check_same_items(base, other)
     whole("resamples", resamples, least=1)
     a, b = _Curve.of(base), _Curve.of(other)
@@ -268,13 +283,13 @@ class _Curve:
 
 
 def _resampled(base: Sweep, other: Sweep, places: Array, resamples: int, seed: int) -> Iterator[tuple[Array, Array]]:
-    """(y_base, y_other) at the places for each resample."""
-    for (rho_a, y_a), (rho_b, y_b) in _drawn(base, other, resamples, seed):
+    """(y_base, y_other) at the places for each resample of the items and the made-up ones."""
+    for (rho_a, y_a), (rho_b, y_b) in _drawn(_table(base, MADE_UP < 0), _table(other, MADE_UP > 0), resamples, seed):
         yield np.interp(places, rho_a, y_a), np.interp(places, rho_b, y_b)
 
 
 def _resampled_curves(base: Sweep, other: Sweep, resamples: int, seed: int) -> Iterator[tuple[Curve, Curve]]:
-    for a, b in _drawn(base, other, resamples, seed):
+    for a, b in _drawn(_table(base), _table(other), resamples, seed):
         yield list(zip(*map(np.ndarray.tolist, a), strict=True)), list(zip(*map(np.ndarray.tolist, b), strict=True))
 
 
@@ -282,9 +297,31 @@ Drawn = tuple[Array, Array]
 """rho [P] and y [P] of one resample, sorted by rho."""
 
 
-def _drawn(base: Sweep, other: Sweep, resamples: int, seed: int, chunk: int = 250) -> Iterator[tuple[Drawn, Drawn]]:
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """right, tokens and steps, [N, P] each."""
+
+    right: Array
+    tokens: Array
+    steps: Array
+
+
+def _table(sweep: Sweep, more: Array | None = None) -> _Table:
+    """Of every item at every point; `more` further items are right or not at all points, and of the mean length."""
+    right, tokens, steps = (
+        np.stack([getattr(point, name) for point in sweep.points], axis=1).astype(float)
+        for name in ("right", "tokens", "steps")
+    )
+    if more is None:
+        return _Table(right, tokens, steps)
+    rows = np.repeat(np.asarray(more, dtype=float)[:, None], right.shape[1], axis=1)
+    lengthened = (np.vstack([each, *[each.mean(axis=0)] * len(rows)]) for each in (tokens, steps))
+    return _Table(np.vstack([right, rows]), *lengthened)
+
+
+def _drawn(base: _Table, other: _Table, resamples: int, seed: int, chunk: int = 250) -> Iterator[tuple[Drawn, Drawn]]:
     """Both curves for each resample; both models see the same drawn items."""
-    rng, items = np.random.default_rng(seed), len(base.items)
+    rng, items = np.random.default_rng(seed), len(base.right)
     for first in range(0, resamples, chunk):
         rows = min(chunk, resamples - first)
         drawn = rng.integers(items, size=(rows, items)) + items * np.arange(rows)[:, None]
@@ -294,13 +331,9 @@ def _drawn(base: Sweep, other: Sweep, resamples: int, seed: int, chunk: int = 25
             yield (rho_a[r], y_a[r]), (rho_b[r], y_b[r])
 
 
-def _weighted(sweep: Sweep, weights_RN: Array) -> tuple[Array, Array]:
+def _weighted(table: _Table, weights_RN: Array) -> tuple[Array, Array]:
     """rho = (w @ tokens) / (w @ steps) and y = 100 (w @ right) / sum(w), [R, P] each, sorted by rho."""
-    right, tokens, steps = (
-        np.stack([getattr(point, name) for point in sweep.points], axis=1).astype(float)
-        for name in ("right", "tokens", "steps")
-    )
-    rho = (weights_RN @ tokens) / (weights_RN @ steps)
-    y = 100.0 * (weights_RN @ right) / weights_RN.sum(axis=1, keepdims=True)
+    rho = (weights_RN @ table.tokens) / (weights_RN @ table.steps)
+    y = 100.0 * (weights_RN @ table.right) / weights_RN.sum(axis=1, keepdims=True)
     order = np.lexsort((y, rho))
     return np.take_along_axis(rho, order, 1), np.take_along_axis(y, order, 1)

@@ -16,6 +16,7 @@ from rcd.evaluate.answering import answers
 from rcd.evaluate.grading import grade
 from rcd.evaluate.points import Point, Sweep
 from rcd.evaluate.statistics import aup_all, check_same_items, matched, one_token, speedup, wilson
+from rcd.evaluate.wording import counted
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
@@ -144,7 +145,7 @@ def lines(comparison: dict[str, Any]) -> list[str]:
     parts = {"all": comparison["all"], **(comparison["tasks"] if len(comparison["tasks"]) > 1 else {})}
     for name, part in parts.items():
         one, pairs, areas, fast = part["one_token"], part["matched"], part["aup"], part["speedup"]
-        text += ["", f"{name}: {part['items']} items"]
+        text += ["", f"{name}: {counted(part['items'], 'item')}"]
         if one is not None:
             text.append(
                 f"  one token a step     {one['base']:5.1f} -> {one['other']:5.1f}  {_interval(one)}  p {one['p']:.3g}"
@@ -160,13 +161,21 @@ def lines(comparison: dict[str, Any]) -> list[str]:
         for form in ("own", "shared"):
             base, other, ratio = areas["base"][form], areas["other"][form], _times(areas["ratio"][form])
             text.append(f"  {f'AUP ({form} cut)':<20} {base:5.1f} -> {other:5.1f}  x {ratio}")
-        told = ", ".join(f"x {_times(value)} at -{tolerance} points" for tolerance, value in fast.items())
-        text.append(f"  speedup              {told}")
+        text.append(f"  speedup              {_speedups(fast, comparison['base'])}")
     return text
 
 
 def _interval(row: dict[str, Any]) -> str:
     return f"{row['difference']:+6.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
+
+
+def _speedups(fast: dict[str, float | None], base: str) -> str:
+    """By how much fewer steps: the same accuracy is asked of both."""
+    told = [
+        f"x {_times(value)} " + (f"for {tolerance} point less" if float(tolerance) else f"for {base}'s best accuracy")
+        for tolerance, value in fast.items()
+    ]
+    return f"{', '.join(told)} (asked of both)"
 
 
 def _times(value: float | None) -> str:

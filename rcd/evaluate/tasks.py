@@ -248,8 +248,8 @@ def _exemplars(task: Task, shots: int) -> list[tuple[str, str]]:
         pairs = [(str(s.get("question") or s["problem"]), str(s.get("target") or s["solution"])) for s in held]
     except Exception as error:
         raise RCDError(
-            f"the worked examples of {task.name} are not where lm-eval 0.4 has them ({path}: {error!r}); install that "
-            "version, or ask for none (--shots 0)."
+            f"the worked examples of {task.name} are not where lm-eval 0.4 has them ({path}); install that version, or "
+            "ask for none (--shots 0)."
         ) from error
     whole("shots", shots, least=0, most=len(pairs))
     return pairs[:shots]

@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A carry that does as another does, and tells what it was shown."""
+class Around:
+    """A carry that does as another does."""
 
     carry: Carry
-    tell: Callable[[tuple[Any, Any]], None]
-    """Hears (inputs, state) before a step's pass and (prediction, hidden states) after it."""
 
     @property
     def needs_reference(self) -> bool:
@@ -45,13 +43,27 @@ class Watched:
         return self.carry.refresh(state, passes, codebook_VD)
 
     def inject(self, embeds_BLD: Tensor, where_BL: Tensor, state: Any, learnt: nn.Module | None = None) -> Tensor:
-        inputs = self.carry.inject(embeds_BLD, where_BL, state, learnt)
+        return self.carry.inject(embeds_BLD, where_BL, state, learnt)
+
+    def update(self, state: Any, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor) -> CarryState:
+        return self.carry.update(state, predicted, hidden_BLD, codebook_VD)
+
+
+@dataclass(frozen=True)
+class Watched(Around):
+    """A carry that does as another does, and tells what it was shown."""
+
+    tell: Callable[[tuple[Any, Any]], None]
+    """Hears (inputs, state) before a step's pass and (prediction, hidden states) after it."""
+
+    def inject(self, embeds_BLD: Tensor, where_BL: Tensor, state: Any, learnt: nn.Module | None = None) -> Tensor:
+        inputs = super().inject(embeds_BLD, where_BL, state, learnt)
         self.tell((inputs, state))
         return inputs
 
     def update(self, state: Any, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor) -> CarryState:
         self.tell((predicted, hidden_BLD))
-        return self.carry.update(state, predicted, hidden_BLD, codebook_VD)
+        return super().update(state, predicted, hidden_BLD, codebook_VD)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rcd.carry.base import learnt_by, places
 from rcd.models.family import FamilySpec
+from rcd.residual.summary import Tail
 
 if TYPE_CHECKING:
     from rcd.carry.base import Carry
@@ -54,10 +55,10 @@ class View:
     """The positions whose predictions are wanted, which are also those where a carry may inject."""
 
     def rows(self, index: Tensor) -> View:
-        """The view of some rows; a cache has rows of its own, so this is for windows without one."""
-        assert self.cache is None
+        """The view of some rows; of a cache, it must be a place (`KVCache.place`)."""
         seen = None if self.attention is None else self.attention[index]
-        return View(self.position_ids[index], seen, None, self.predict)
+        cache = None if self.cache is None else self.cache.of(index)
+        return View(self.position_ids[index], seen, cache, self.predict)
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,14 @@ class DiffusionLM(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.codebook.device
+
+    def tail(self, rank: int) -> Tail:
+        """The codebook's mean and strongest directions, computed at the first call."""
+        held = self.__dict__.setdefault("_tails", {})
+        if rank not in held:
+            held[rank] = Tail.of(self.codebook.detach(), rank)
+        one: Tail = held[rank]
+        return one
 
     def hold(self, carry: Carry | None) -> None:
         """Hold parameters of a carry that learns some: those that are there, else new ones; and none for any other."""

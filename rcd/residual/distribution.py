@@ -1,6 +1,6 @@
 """What a step predicts: one categorical distribution per position, its statistics computed once and in fp32.
 
-Shapes: B batch, L window, V vocabulary.
+Shapes: B batch, L window, V vocabulary, D embedding.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from rcd.residual.context import soft_embedding
 
 
 class Distribution:
@@ -32,13 +34,38 @@ class Distribution:
     def p(self) -> Tensor:
         return torch.softmax(self.scaled, dim=-1)
 
+    @property
+    def peak(self) -> Tensor:
+        """max p, [B, L]."""
+        return self.p.amax(-1)
+
+    def best(self, never: tuple[int, ...] = ()) -> Tensor:
+        """The most probable token but those of `never`, [B, L]; of equals, the first."""
+        return without(self.logits, never).argmax(-1)
+
     def log_p(self, token_BL: Tensor) -> Tensor:
         """log p of the given tokens, [B, L]."""
         return self.scaled.gather(-1, token_BL.unsqueeze(-1)).squeeze(-1) - self.normaliser
 
+    def entropy_at(self, temperature: float) -> Tensor:
+        """H in nats of the same logits at another temperature, [B, L]."""
+        return torch.special.entr(self.at(temperature).p).sum(-1)
+
+    def expectation(self, codebook_VD: Tensor) -> Tensor:
+        """The expected embedding (Eq. 1), [B, L, D]."""
+        return soft_embedding(self.p, codebook_VD)
+
     def at(self, temperature: float) -> Distribution:
         """The same logits at another temperature (T_res, Sec. 3.3)."""
         return self if temperature == self.temperature else Distribution(self.logits, temperature)
+
+
+def without(logits: Tensor, ids: tuple[int, ...]) -> Tensor:
+    """The logits with some ids ruled out."""
+    for one in ids:
+        outside = torch.arange(logits.shape[-1], device=logits.device) == one
+        logits = logits.masked_fill(outside, float("-inf"))
+    return logits
 
 
 def align_vocabulary(logits_BLV: Tensor, vocabulary: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rcd.carry.loopholing import Loopholing
 from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.errors import RCDError
 from rcd.models.checkpoint import open_checkpoint
@@ -39,12 +40,24 @@ def plan(name: str, config: TrainConfig, gpus: int = 8, base: TrainConfig | None
         out.append("                    and the reference whole on every GPU")
     if count and steps and examples:
         computed = steps * config.total_batch * tokens / examples * 2  # the text and its noisy copy
-        passes = config.residual.trajectory / 2 * config.residual.trajectory_share / 3  # forward alone, on average
-        cost = 6 * count * computed * (1.4 if config.needs_reference else 1.0 + passes)
+        share = 0.4 if config.needs_reference else _more_passes(config) / 3  # forward alone is a third of a step
+        cost = 6 * count * computed * (1 + share)
         trained = steps * config.total_batch * tokens // examples
         out.append(f"  trained on        {trained:,} tokens, {trained / max(1, tokens):.1f} times the data")
         out.append(_time(cost / (gpus * H100_FLOPS * ASSUMED_MFU), gpus))
     return out
+
+
+def _more_passes(config: TrainConfig) -> float:
+    """Forward passes of the model itself before a step's own, on average: of its trajectories, and in the other steps
+    of recycling or of Loopholing's first pass."""
+    source, rest = config.residual, 0.0
+    share = source.trajectory_share if source.trajectory else 0.0
+    if config.carry is not None and source.recycling:
+        rest = source.recycling / 2
+    elif isinstance(config.carry, Loopholing):
+        rest = config.carry.two_passes
+    return share * source.trajectory / 2 + (1 - share) * rest
 
 
 def _time(seconds: float, gpus: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -86,6 +88,33 @@ def test_a_bidirectional_canvas_has_only_denoising_forwards() -> None:
     llada = rcd.Pipeline(toy("llada", seed=1, spread=6.0))
     chosen = DecodeConfig(max_new_tokens=12, block_length=4, threshold=1.0, carry="none", eos_early_stop=False)
     assert llada.generate([1, 2, 3], chosen).results[0].counts == Counts(denoising=12)
+
+
+@pytest.mark.parametrize("window", ["prefix", "dual"])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_a_pass_over_the_whole_canvas_also_decodes(family: str, window: str) -> None:
+    """Reading the canvas at a block's start is the block's first denoising step, not a pass of its own."""
+    pipeline = rcd.Pipeline(toy(family, seed=1, spread=6.0))
+    chosen = DecodeConfig(
+        max_new_tokens=12, block_length=4, threshold=1.0, carry="none", eos_early_stop=False, window=window
+    )
+    assert pipeline.generate([1, 2, 3], chosen).results[0].counts == Counts(denoising=12)
+    steps = [e for e in pipeline.stream([1, 2, 3], chosen) if isinstance(e, Step)]
+    widths = [step.draft.shape[1] for step in steps]
+    assert widths == {"dual": [12, 4, 4, 4] * 3, "prefix": [12, 12, 12, 12, 12, 8, 8, 8, 12, 4, 4, 4]}[window]
+
+
+def test_blocks_in_flight_are_stored_at_no_cost(sdar: rcd.Pipeline) -> None:
+    """As above without the store; a reference reads a finished block together with the next."""
+    chosen = replace(one_a_step("none"), window="d2f", block_add_threshold=1.0, decoded_token_threshold=1.0)
+    assert sdar.generate(list(range(8)), chosen).results[0].counts == Counts(denoising=16, prefill=1)
+    own = replace(chosen, carry=Residual(start="self"))
+    assert sdar.generate(list(range(8)), own).results[0].counts == Counts(denoising=16, prefill=1, start=2)
+    reference = rcd.Pipeline(toy("sdar", seed=2))
+    warm = replace(chosen, carry=Residual(start="reference"))
+    always = replace(chosen, carry=Residual(source="reference"))
+    counts = [sdar.generate(list(range(8)), each, reference=reference).results[0].counts for each in (warm, always)]
+    assert counts == [Counts(denoising=16, prefill=1, reference=1 + asked) for asked in (2, 16)]
 
 
 def test_json_has_the_documented_keys(sdar: rcd.Pipeline) -> None:

@@ -56,7 +56,8 @@ def test_a_table_is_read_in_the_terminal_and_goes_on(done: tuple[Path, dict[str,
     assert "right" not in result.stderr  # nothing was answered again
     text = result.stdout.splitlines()
     assert text[0].startswith("alpha of bundled:sdar-rcd: 2 items of sudoku, threshold 0.85")
-    assert text[2].startswith("entropy*") and len(text) == 12 and max(map(len, text[1:])) < 100
+    assert text[2].startswith("entropy*") and len(text) == 13 and max(map(len, text[1:])) < 100
+    assert text[-2] == "2 items are too few for these intervals." and "[+0.0, +0.0]" not in result.stdout
     share = 100 * found["alpha"]["rows"][0]["accuracy"]
     assert f"{share:.1f}%" in text[2]
 
@@ -87,6 +88,10 @@ def test_calibrate_says_what_to_do(tmp_path: Path) -> None:
     assert 0.25 <= found["t_res"] <= 4 and found["trained_on"] == "its own predictions"
     assert found["after"]["distance"] <= found["before"]["distance"]
     text = call("calibrate", *flags, "--reference", "bundled:sdar-reference").stdout
+    assert (
+        f"T_res {found['t_res']:g}, 95% interval {found['low']:g} to {found['high']:g} (bootstrap over 2 items)" in text
+    )
+    assert text.count("2 items are too few for these intervals.") == 1
     assert f"--t-res {found['t_res']:g}" in text and f"--carry trained,t_res={found['t_res']:g}" in text
     assert "that is what it knows" in text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -77,7 +78,8 @@ def test_it_fits_the_terminal_and_writes_its_picture(columns: int, tmp_path: Pat
     output = demo("--picture", str(tmp_path / "it.png"), columns=columns)
     assert "SeqD" in output and "RCD" in output and "tokens/step" in output and "--seed 3" in output
     assert "not even mirrored" in " ".join(output.split()) and "templates" not in output
-    assert max(map(len, output.splitlines())) <= columns
+    text = [line for line in output.splitlines() if not line.startswith("rcd generate ")]  # whole, to be pasted
+    assert len(output.splitlines()) == len(text) + 2 and max(map(len, text)) <= columns
     assert (tmp_path / "it.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -126,6 +128,19 @@ def test_the_strongest_residual_has_the_darkest_shade() -> None:
         canvas.see(event)
         seen += canvas.text().plain
     assert SHADES[-1] in seen
+
+
+@pytest.mark.parametrize("models", cli.SETS)
+def test_the_last_lines_are_commands_that_work_as_they_stand(models: str) -> None:
+    shown = problem(cli.SETS[models][0], "test", 0, seed=5)
+    answers = []
+    for command in cli._own_problems(models, shown, 5):
+        name, *verb = shlex.split(command)
+        assert name == "rcd" and "\n" not in command
+        result = CliRunner().invoke(app, [*verb, "--device", "cpu"])
+        assert result.exit_code == 0 and "note" not in result.stderr
+        answers.append(result.stdout)
+    assert answers[0].count("/") == 5 and "Answer: " in answers[1]
 
 
 def test_a_sudoku_is_shown_as_a_grid() -> None:

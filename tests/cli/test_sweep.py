@@ -68,10 +68,12 @@ def test_everything_is_written(swept: Path) -> None:
     assert [record.item for record in records] == sweep.items
     assert [record.steps for record in records] == sweep.points[1].steps.tolist()
     page = (swept / "report.html").read_text()
-    assert "llada-rcd against llada-seqd" in page and "3 items: too few to be sure of anything." in page
+    assert "llada-rcd against llada-seqd" in page and "3 items are too few for these intervals." in page
     shown, heard = (swept / "shown.txt").read_text(), (swept / "heard.txt").read_text()
     assert shown.index("llada-rcd") < shown.index("threshold 0.6") and "The report: " in shown
     assert "steps (95% interval" in shown or "never reaches" in shown
+    assert "for llada-seqd's best accuracy, x " in shown and "for 1 point less (asked of both)" in shown
+    assert shown.count("3 items are too few for these intervals.") == 1
     assert "rcd: llada-seqd at 0.9: " in heard and "(4 of 4 points)" in heard
 
 
@@ -108,7 +110,6 @@ def test_a_kill_loses_nothing(copy: Path) -> None:
 
 def test_other_settings_are_refused(copy: Path) -> None:
     for change, key in (
-        (["--limit", "2"], "items: 3 -> 2"),
         (["--seed", "1"], "items_digest"),
         (["--max-new-tokens", "40"], "max_new_tokens: 42 -> 40"),
         (["--dtype", "bfloat16"], "dtype: 'float32' -> 'bfloat16'"),
@@ -116,7 +117,17 @@ def test_other_settings_are_refused(copy: Path) -> None:
         with pytest.raises(RCDError, match="holds results of other settings") as caught:
             call(copy, *MODELS, *TASK, *change)
         assert key in str(caught.value)
+    with pytest.raises(RCDError, match="holds 3 items, more than the 2 asked for"):
+        call(copy, *MODELS, *TASK, "--limit", "2")
     assert (copy / "points" / "llada-rcd" / "0.6" / "records.jsonl").is_file()
+
+
+def test_more_items_keep_what_is_there(copy: Path) -> None:
+    point = copy / "points" / "llada-rcd" / "0.6" / "records.jsonl"
+    before = point.read_text()
+    code, _, _ = call(copy, *MODELS, *TASK, "--limit", "4", *ONE)
+    assert code == 0 and point.read_text().startswith(before) and len(read_records(point.parent)) == 4
+    assert len(Sweep.load(copy / "llada-rcd.jsonl").items) == 4
 
 
 def test_a_claim_without_answers_binds_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,6 +294,7 @@ def test_two_processes_and_an_interrupt(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, shown = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in shown, shown
+    assert shown.count("rcd: interrupted; the answers so far are in ") == 1
     assert all(path.stat().st_size for path in records), "both processes had begun"
     while time.monotonic() < until and alive(process.pid):  # python's own helper ends a moment after the others
         time.sleep(0.05)

@@ -35,9 +35,9 @@ STRONG: dict[str, Carry] = {
 NEUTRAL = [IterSmooth(most=0.0), TokenMerge(weight=0.0), SoftMask(scale=0.0), LatentRefinement(weight=0.0)]
 
 
-def looped(family: str, seed: int = 3) -> rcd.Pipeline:
+def looped(family: str, seed: int = 3, **shape: Any) -> rcd.Pipeline:
     """A model that has learnt something for Loopholing, if nothing sensible."""
-    pipeline = exact(family, seed)
+    pipeline = exact(family, seed, **shape)
     pipeline.model.hold(Loopholing())
     assert pipeline.model.carry_parameters is not None
     generator = torch.Generator().manual_seed(5)

@@ -24,6 +24,7 @@ from rcd.recipes.base import find
 from rcd.train.batches import Batches
 from rcd.train.config import TrainConfig
 from rcd.train.objective import Objective
+from rcd.train.plan import plan
 from rcd.train.residuals import ResidualSource
 from tests.conftest import FAMILIES
 from tests.train.runs import command, flags, metrics, run, weights
@@ -220,6 +221,25 @@ def test_the_tasks_have_a_recipe_that_differs_from_rcds_by_the_carry(models: str
     assert ours.target is not None and theirs.target is not None
     assert replace(ours.target, carry=theirs.target.carry) == theirs.target
     assert ours.base == theirs.base and ours.reference is None
+
+
+def test_the_plan_counts_the_second_pass() -> None:
+    """A forward pass is a third of a step's computation, which is a forward and a backward pass."""
+    plain = TrainConfig(model="toy:llada", data="tasks:sudoku:2000", max_steps=10**10)
+    loop, tracks = replace(plain, carry=Loopholing(two_passes=0.6)), {"trajectory": 4, "trajectory_share": 0.5}
+
+    def hours(config: TrainConfig) -> float:
+        (line,) = [line for line in plan("target", config) if "hours" in line]
+        return float(line.split()[1])
+
+    def driven(config: TrainConfig) -> TrainConfig:
+        return replace(config, residual=ResidualSource(**tracks))  # type: ignore[arg-type]
+
+    assert hours(loop) / hours(plain) == pytest.approx(1 + 0.6 / 3, rel=0.02)
+    assert hours(driven(plain)) / hours(plain) == pytest.approx(1 + 0.5 * 2 / 3, rel=0.02)
+    assert hours(driven(loop)) / hours(plain) == pytest.approx(1 + (0.5 * 2 + 0.5 * 0.6) / 3, rel=0.02)
+    recycled = replace(loop, residual=ResidualSource(recycling=3))
+    assert hours(recycled) / hours(plain) == pytest.approx(1 + 1.5 / 3, rel=0.02)
 
 
 LOOP = ("carry.name=loopholing", "carry.init=0.1")

@@ -199,11 +199,29 @@ def test_a_known_temperature_is_recovered(scale: float, carry: Residual) -> None
     assert calibration.fit(own, wanted) == pytest.approx(scale, rel=0.02)
 
 
+def test_the_interval_of_a_temperature_covers_it_and_narrows_with_the_items() -> None:
+    """Items differ in how sharp they are; the true temperature is that of all of them."""
+    draw, widths = torch.Generator().manual_seed(0), []
+    for items in (12, 108):
+        sharp = (0.3 * torch.randn(items, 1, 1, generator=draw)).exp()
+        own = torch.randn(items, 20, 30, generator=draw) * 3 * sharp * 1.4
+        wanted = torch.randn(items, 20, 30, generator=draw) * 3 * sharp
+        ours = [calibration.alphas(each, Residual(), calibration.TEMPERATURES) for each in own]
+        theirs = [calibration.alphas(each, Residual(), (1.0,))[:, 0] for each in wanted]
+        best = calibration.fit(np.concatenate(ours), np.concatenate(theirs))
+        low, high = calibration.spread(best, ours, theirs, resamples=60)
+        assert low < 1.4 < high and low < best < high
+        widths.append(high / low)
+    assert 1 < widths[1] < 1 + 0.75 * (widths[0] - 1)
+
+
 @pytest.mark.parametrize("family", ["sdar", "llada", "dream"])
 def test_a_fully_masked_solution_is_read_as_decoding_reads_its_first_step(family: str) -> None:
     model = rcd.Pipeline(toy(family, seed=3, spread=3.0, tokenizer=toy_tokenizer(128)))
     items = [Problem("words", f"p{k}", "one two three four", "five six seven", "7") for k in range(60)]
-    values = calibration.training_alphas(model, items, Residual(), vocabulary=128, canvas=8, draws=2)
+    by_item = calibration.training_alphas(model, items, Residual(), vocabulary=128, canvas=8, draws=2)
+    assert len(by_item) == len(items) and max(map(len, by_item)) <= 2 * 4
+    values = np.concatenate(by_item)
     config = DecodeConfig(max_new_tokens=8, carry=Residual())
     first = next(iter(model.stream(items[0].question, config)))
     assert isinstance(first, Step) and first.alpha is not None
@@ -225,6 +243,7 @@ def test_calibration_brings_the_two_distributions_together() -> None:
     with torch.no_grad():
         sharper.model.head.weight.mul_(2)
     found = calibration.calibrate(model, sharper, items, DecodeConfig(threshold=0.8), Residual(), masks="all")
+    assert found["low"] <= found["t_res"] <= found["high"] < 1
     assert found["t_res"] < 0.9 and found["after"]["distance"] < found["before"]["distance"]
     assert found["rounds"][0]["t_res"] == 1.0 and found["before"]["mean"] == found["rounds"][0]["mean"]
     assert len(calibration.lines(found)) == 4

@@ -21,7 +21,7 @@ from rcd.data.tasks.base import Problem, problems
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate.evaluation import compare_runs, evaluate, interval, point_of, summary
-from rcd.evaluate.records import Record, read_records, repair
+from rcd.evaluate.records import Record, read_records, read_run, repair
 
 NAME = "bundled:sdar-rcd"
 ITEMS = list(problems("sudoku", "test", 6, seed=3))
@@ -129,8 +129,34 @@ def test_a_kill_loses_no_item_and_counts_none_twice(after: int, whole: Path, tmp
 def test_other_settings_are_refused_in_the_same_folder(pipeline: rcd.Pipeline, whole: Path) -> None:
     with pytest.raises(RCDError, match=r"results of other settings .*threshold"):
         run(pipeline, whole, config=DecodeConfig(threshold=0.9))
-    with pytest.raises(RCDError, match=r"results of other settings .*items"):
-        run(pipeline, whole, ITEMS[:3])
+    with pytest.raises(RCDError, match=r"results of other settings .*items_digest"):
+        run(pipeline, whole, [*ITEMS[1:], ITEMS[0]])
+    with pytest.raises(RCDError, match=r"results of other settings .*items: 6 -> 8"):
+        run(pipeline, whole, list(problems("sudoku", "test", 8, seed=4)))
+
+
+def test_more_items_go_on_and_fewer_are_refused(pipeline: rcd.Pipeline, whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "grown"
+    assert run(pipeline, folder, ITEMS[:2])["items"] == 2
+    first, said = (folder / "records.jsonl").read_text(), list[int]()
+    figures = run(pipeline, folder, say=lambda done, total, right: said.append(done))
+    assert (figures["items"], figures["complete"], said) == (6, True, [3, 4, 5, 6])
+    assert (folder / "records.jsonl").read_text().startswith(first) and told(folder) == told(whole)
+    assert read_run(folder) == read_run(whole)
+    with pytest.raises(RCDError, match="holds 6 items, more than the 3 asked for; ask for as many or more"):
+        run(pipeline, folder, ITEMS[:3])
+    assert told(folder) == told(whole)
+
+
+def test_a_run_says_on_what_it_was_made(pipeline: rcd.Pipeline, whole: Path, tmp_path: Path) -> None:
+    here = {"device": "cpu", "dtype": "float32"}
+    assert summary(whole)["made_on"] == [here] == read_run(whole)["made_on"]
+    folder = tmp_path / "two"
+    run(pipeline, folder, ITEMS[:1])
+    other = read_run(folder) | {"made_on": [{"device": "cuda", "dtype": "bfloat16"}]}
+    (folder / "run.json").write_text(json.dumps(other))
+    assert run(pipeline, folder, ITEMS[:1])["made_on"] == other["made_on"], "nothing was answered here"
+    assert run(pipeline, folder)["made_on"] == [*other["made_on"], here]
 
 
 def test_damage_is_named(whole: Path, tmp_path: Path) -> None:
@@ -139,8 +165,12 @@ def test_damage_is_named(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "records.jsonl").write_text(lines[0] + "{broken\n" + lines[2])
     with pytest.raises(RCDError, match=r"line 2 of .*records.jsonl is damaged"):
         read_records(tmp_path)
-    with pytest.raises(RCDError, match="holds no evaluation"):
+    with pytest.raises(RCDError, match=r"there is no folder .*nowhere; name one that `rcd eval` wrote"):
         summary(tmp_path / "nowhere")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "run.json").write_text("{")
+    with pytest.raises(RCDError, match=r"run.json is damaged; run the evaluation again in another folder\.$"):
+        summary(tmp_path / "half")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "records.jsonl").write_text("")
     with pytest.raises(RCDError, match=r"no run\.json"):

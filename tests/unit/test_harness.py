@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +14,19 @@ import pytest
 from typer.testing import CliRunner
 
 import rcd
+from rcd.carry.base import Carry
+from rcd.carry.none import NoCarry
+from rcd.carry.residual import Residual
 from rcd.cli.main import app
 from rcd.data.tasks.base import problems
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate import harness
+from rcd.evaluate.early import CUT, until_enough
 from rcd.evaluate.evaluation import evaluate
 from rcd.evaluate.requests import Answerer
+from rcd.evaluate.sweep import steps_of
+from rcd.models.toy import toy, toy_tokenizer
 
 NAME = "bundled:words-rcd"
 ITEMS = list(problems("words", "test", 6))
@@ -75,7 +82,8 @@ def test_a_text_ends_before_the_first_of_the_stop_strings(pipeline: rcd.Pipeline
     assert stopped == whole[: whole.index("=")] and other == whole[: whole.index("Answer")]
     assert [row.stop_reason for row in asked.told] == ["eos", "stop", "stop", "eos"]
     full, first, second, _ = asked.told
-    assert full.kept_tokens == full.tokens == first.tokens and 0 < first.kept_tokens < second.kept_tokens < full.tokens
+    assert full.kept_tokens == full.tokens and 0 < first.kept_tokens < first.tokens < full.tokens
+    assert first.steps < full.steps and first.kept_tokens < second.kept_tokens < full.tokens, "decoding stopped, too"
     assert (
         full.steps <= full.forwards and full.seconds > 0 and full.prompt_tokens == len(asked.encode(ITEMS[0].question))
     )
@@ -87,6 +95,60 @@ def test_a_stop_string_that_is_a_special_token_stops_although_the_text_hides_it(
     found = SimpleNamespace(ids=ids, text=pipeline.decode(ids), stop_reason="length")
     assert asked.cut(found, ["<|im_end|>"]) == ("18 + 52", 5, "stop")  # type: ignore[arg-type]
     assert asked.cut(found, ["no such"])[2] == "length"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("family", ["sdar", "llada"])
+@pytest.mark.parametrize("carry", [NoCarry(), Residual(start="self"), Residual(start="reference")])
+def test_an_answer_that_is_cut_off_is_the_beginning_of_the_whole_one(family: str, carry: Carry) -> None:
+    """With the same steps, and with the passes that a shorter text has which ends with the same block."""
+    shape = {"spread": 6.0, "tokenizer": toy_tokenizer(128), "block_length": 4}
+    model, second = (rcd.Pipeline(toy(family, seed=seed, **shape)) for seed in (1, 2))
+    prompts = model.encode(["the old fox runs", "one two three four five six"])
+    config = DecodeConfig(max_new_tokens=16, block_length=4, threshold=1.0, carry=carry, eos_early_stop=False)
+    seeds = [3, 4]
+
+    def cut_off(wanted: int, chosen: list[list[int]], drawn: list[int]) -> Any:
+        return until_enough(
+            model, chosen, config, lambda row, ids: len(ids) >= wanted, seeds=drawn, reference=second
+        )  # fmt: skip
+
+    pairs = zip(prompts, seeds, strict=True)
+    whole = [model.generate([text], config, seeds=[seed], reference=second).results[0] for text, seed in pairs]
+    for wanted in (3, 8, 99):
+        for one, found in zip(whole, cut_off(wanted, prompts, seeds), strict=True):
+            assert found.ids == one.ids[: len(found.ids)] and len(found.ids) >= min(wanted, len(one.ids))
+            assert (found.stop_reason == CUT) == (len(one.ids) > wanted) == (found.forwards < one.forwards)
+        (alone,) = cut_off(wanted, prompts[:1], seeds[:1])
+        assert steps_of(alone) <= steps_of(whole[0])
+    if family == "sdar":
+        (alone,) = cut_off(8, prompts[:1], seeds[:1])
+        short = model.generate(prompts[:1], replace(config, max_new_tokens=8), seeds=seeds[:1], reference=second)
+        assert (steps_of(alone), alone.forwards) == (steps_of(short.results[0]), short.results[0].forwards)
+
+
+def test_padding_of_several_processes_is_answered_without_decoding(pipeline: rcd.Pipeline) -> None:
+    """lm-eval repeats the last request so that all processes have equally many."""
+    one, last = request(0), request(1)
+    asked = Answerer(pipeline, DecodeConfig())
+    texts = asked.answer([one, last, last, last])
+    assert texts[1] == texts[2] == texts[3] != texts[0] and len(asked.told) == 2
+
+
+def test_two_processes_share_the_requests(tasks: Path, tmp_path: Path) -> None:
+    """The same results as one has; every request's cost is told once."""
+    given = ["lm-eval", "--model", NAME, "--tasks", "own_words", "--include-path", str(tasks), "--limit", "5"]
+    given += ["--device", "cpu", "--threshold", "0.9", "--json", "--output"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29541"]
+    command = [*launch, "-m", "rcd", *given, str(tmp_path / "two")]
+    two = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert two.returncode == 0, two.stderr
+    one = CliRunner().invoke(app, [*given, str(tmp_path / "one")])
+    first, second = json.loads(one.stdout), json.loads(two.stdout)
+    assert first["results"] == second["results"] and second["cost"]["all"]["requests"] == 5
+    assert first["cost"]["all"]["tokens_per_step"] == second["cost"]["all"]["tokens_per_step"]
+    rows = [[json.loads(row) for row in (tmp_path / name / "requests.jsonl").open()] for name in ("one", "two")]
+    told = [sorted((row["doc_id"], row["tokens"], row["steps"]) for row in each) for each in rows]
+    assert told[0] == told[1] and len(told[0]) == 5
 
 
 @pytest.mark.parametrize("name", ["bundled:words-rcd", "bundled:llada-rcd"])

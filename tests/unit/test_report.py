@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rcd.carry.base import Carry
 from rcd.carry.none import NoCarry
+from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate import browse, charts, report
 from rcd.evaluate.campaign import Entry, Grid, Line, Place
 from rcd.evaluate.evaluation import interval
-from rcd.evaluate.findings import details, failed, findings, steps_told, verdict
+from rcd.evaluate.findings import PAPER, details, failed, findings, steps_told, verdict
 from rcd.evaluate.points import Point, Sweep
 from rcd.evaluate.records import Record
 from rcd.evaluate.tables import page as markdown
@@ -35,6 +37,7 @@ def line(
     text: str = "Answer: 4",
     task: str = "words",
     seed: int = 0,
+    carry: Carry | None = None,
 ) -> Line:
     draw, points, records, figures = np.random.default_rng(seed), list[Point](), list[list[Record]](), []
     for threshold in THRESHOLDS:
@@ -55,7 +58,7 @@ def line(
         "decode": {"seed": 0},
     }  # fmt: skip
     sweep = Sweep(name, [f"{task} {k}" for k in range(items)], [task] * items, points, settings, "x")
-    return Line(Entry(name, f"toy/{name}", DecodeConfig(carry=NoCarry())), sweep, records, figures)
+    return Line(Entry(name, f"toy/{name}", DecodeConfig(carry=carry or NoCarry())), sweep, records, figures)
 
 
 def found_of(lines: list[Line], failures: dict[Place, str] | None = None, task: str = "words") -> dict[str, Any]:
@@ -127,6 +130,8 @@ def test_several_tasks_and_a_failed_base() -> None:
         for each in (first, second)
     ]
     assert "By task" in Read(report.page(found_of(mixed), mixed)).words
+    uneven = [replace(each, sweep=replace(each.sweep, tasks=["words"] * 115 + ["sudoku"] * 5)) for each in mixed]
+    assert found_of(uneven)["summary"][-1] == "5 items of sudoku are too few for these intervals."
     found = found_of([second], {Place(0, 0.5): "out of memory"})
     found |= {"base": "SeqD", "failures": [{"name": "SeqD", "threshold": t, "error": "no room."} for t in THRESHOLDS]}
     words = Read(report.page(found, [second])).words
@@ -146,14 +151,14 @@ def test_verdicts() -> None:
     )
     assert found_of([better, base])["summary"][0].startswith("SeqD is worse than RCD by ")
     same = found_of([base, replace(base, entry=better.entry, sweep=replace(base.sweep, name="RCD"))])["summary"]
-    assert same[0].startswith("RCD and SeqD are right equally often at equal tokens per step")
+    assert re.match(r"Neither wins: RCD differs from SeqD by \+0\.0 points .*interval -\d\.\d to \+\d\.\d", same[0])
     level = found_of([base, line("RCD", 0.0, seed=1)])["summary"][0]
     assert level.startswith("Neither wins: RCD differs from SeqD by ") and "95% interval -" in level
     apart = found_of([base, line("RCD", 0.0, speed=20)])["summary"][0]
     assert "cannot be compared at equal tokens per step" in apart and "More thresholds" in apart
     assert found_of([base])["summary"][0].startswith("SeqD has its best accuracy, ")
     few = found_of([line("SeqD", 0.0, items=5), line("RCD", 0.2, items=5)])["summary"]
-    assert few[-1] == "5 items: too few to be sure of anything."
+    assert few[-1] == "5 items are too few for these intervals."
     three = found_of([base, better, line("third", 0.1)])["summary"]
     assert len(three) == 3 and three[-1].startswith("Every interval is for its own comparison")
 
@@ -168,7 +173,7 @@ def test_few_items_all_right_or_all_wrong(items: int, lift: float) -> None:
 
 
 def test_the_steps_for_the_same_accuracy_in_words() -> None:
-    (each,) = found_of([line("SeqD", 0.0), line("RCD", 0.2)])["comparisons"]
+    (each,) = found_of([line("SeqD", 0.0), line("RCD", 0.2, carry=Residual())])["comparisons"]
     assert details(each)[0].startswith("From the slow end of that range to the fast one: +")
 
     def told(**row: Any) -> str:
@@ -182,6 +187,16 @@ def test_the_steps_for_the_same_accuracy_in_words() -> None:
     assert "needs 2.00 times more steps (95% interval 1.25 to 4.00)" in told(other=1.0, ratio=0.5, low=0.25, high=0.8)
     assert "needs equally many steps (95% interval 0.90 to 1.10)" in told(other=2.0, ratio=1.0, low=0.9, high=1.1)
     assert told(other=None, ratio=0.0, low=0.0, high=1.0).startswith("RCD never reaches SeqD's best accuracy (92.3%); ")
+
+
+def test_the_papers_number_stands_only_beside_the_papers_comparison() -> None:
+    """The paper compares a model without a residual with one that has it."""
+    plain, other, ours = line("SeqD", 0.0), line("plain", 0.1), line("RCD", 0.2, carry=Residual())
+    for pair, said in (((plain, ours), True), ((plain, other), False), ((ours, plain), False)):
+        found = found_of(list(pair))
+        words = Read(report.page(found, pair)).words
+        assert (PAPER in steps_told(found["comparisons"][0])) is said and (PAPER in words) is said
+        assert ("paper reports" in words) is said
 
 
 def test_single_answers_are_kept_once_and_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,15 @@ from rcd.evaluate.statistics import (
     one_token,
     paired,
     savings,
+    smoothed,
     speedup,
     timed,
     wilson,
 )
+
+
+def _first(point: Point, items: int) -> Point:
+    return replace(point, right=point.right[:items], tokens=point.tokens[:items], steps=point.steps[:items])
 
 
 def sweep(name: str, curve: Sequence[tuple[float, float]], items: int = 100, first: int = 0) -> Sweep:
@@ -95,11 +100,49 @@ def test_paired_and_mcnemar() -> None:
     assert mcnemar(3000, 2000) < 1e-40 and mcnemar(10_000, 0) == 0.0  # neither overflows
     a, b = np.array([1, 1, 0, 0, 0, 0, 1, 0, 0, 0]), np.array([1, 0, 1, 1, 1, 0, 1, 0, 0, 0])
     found = paired(a, b)
-    # d: +1 three times, -1 once, of 10: mean 0.2, sd sqrt((4 - 10 * 0.04) / 9) = 0.632456, se 0.2
+    # Bonett and Price: (3 - 1) / 12 = 0.166667, se sqrt((4 / 12 + 2 / 12 - 0.027778) / 12) = 0.198373
     assert (found["gained"], found["lost"], found["p"]) == (3, 1, pytest.approx(2 * 5 / 16))
-    assert [found[key] for key in ("difference", "low", "high")] == pytest.approx([20, -19.199, 59.199], abs=1e-3)
+    assert [found[key] for key in ("difference", "low", "high")] == pytest.approx([20, -22.214, 55.547], abs=1e-3)
     with pytest.raises(RCDError, match="same items"):
         paired([True], [True, False])
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "items", "expected"),
+    [
+        # m = 0, se = sqrt((2 / 12) / 12) = 0.117851
+        (0, 0, 10, (-0.230984, 0.230984)),
+        # one item that is gained: m = 1 / 3, se = sqrt((3 / 3 - 1 / 9) / 3) = 0.544331, cut at 1
+        (1, 0, 1, (-0.733536, 1.0)),
+        # m = -6 / 23 = -0.260870, se = sqrt((10 / 23 - 0.068053) / 23) = 0.126273
+        (1, 7, 21, (-0.508359, -0.013380)),
+    ],
+)
+def test_an_interval_of_few_or_equal_answers_by_hand(
+    gained: int, lost: int, items: int, expected: tuple[float, float]
+) -> None:
+    d = np.array([1.0] * gained + [-1.0] * lost + [0.0] * (items - gained - lost))
+    assert smoothed(d) == pytest.approx(expected, abs=1e-5)
+
+
+def test_with_many_items_the_interval_is_the_plain_one() -> None:
+    d = np.array([1.0] * 240 + [-1.0] * 180 + [0.0] * 1580)
+    reach = 1.96 * d.std(ddof=1) / math.sqrt(2000)
+    assert 100 * np.array(smoothed(d)) == pytest.approx(100 * np.array([0.03 - reach, 0.03 + reach]), abs=0.05)
+
+
+@pytest.mark.parametrize(("items", "gain", "loss"), [(5, 0.1, 0.1), (12, 0.3, 0.05), (40, 0.02, 0.02), (40, 0.3, 0.1)])
+def test_paired_intervals_cover_the_truth_with_few_items_too(items: int, gain: float, loss: float) -> None:
+    draw, trials = np.random.default_rng(0), 2000
+    d = draw.choice([1.0, -1.0, 0.0], p=[gain, loss, 1 - gain - loss], size=(trials, items))
+    ends = [smoothed(row) for row in d]
+    assert sum(low <= gain - loss <= high for low, high in ends) / trials > 0.94
+
+
+def test_samples_of_an_item_count_by_their_share() -> None:
+    found = paired([0.5, 0.25, 1.0], [0.75, 0.25, 0.5])
+    assert found["difference"] == pytest.approx(-100 / 12) and (found["gained"], found["lost"]) == (1, 1)
+    assert found["low"] < found["difference"] < found["high"]
 
 
 def test_tokens_per_step_is_a_ratio_of_sums() -> None:
@@ -125,13 +168,16 @@ def test_matched_interpolates() -> None:
         matched(base, other, [4.5])
 
 
-def test_identical_sweeps_differ_by_exactly_nothing() -> None:
+def test_identical_sweeps_differ_by_nothing_and_few_items_leave_doubt() -> None:
     draw = np.random.default_rng(1)
     points = [Point(t, draw.random(80) < t, draw.integers(5, 40, 80), draw.integers(1, 9, 80)) for t in (0.5, 0.7, 1.0)]
     base = Sweep("a", [str(k) for k in range(80)], ["words"] * 80, points)
     found = matched(base, base, resamples=200)
     for row in [*found["points"], found["mean"]]:
-        assert (row["difference"], row["low"], row["high"]) == (0, 0, 0)
+        assert row["difference"] == 0 and -6 < row["low"] < 0 < row["high"] < 6
+    three = replace(base, items=base.items[:3], tasks=base.tasks[:3], points=[_first(point, 3) for point in points])
+    mean = matched(three, three)["mean"]
+    assert mean["difference"] == 0 and mean["low"] < -20 and mean["high"] > 20
     one = one_token(base, base)
     assert one is not None and one["difference"] == 0 and speedup(base, base, 1.0) == 1.0
 

@@ -1,0 +1,1 @@
+"""Benchmarks: `rcd bench decode` and `rcd bench train`."""

@@ -1,0 +1,80 @@
+"""Models of published shapes with random weights: what a step costs does not depend on what they know."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rcd import registry
+from rcd.errors import RCDError
+from rcd.models import checkpoint as ckpt
+from rcd.models.checkpoint import Checkpoint, build
+from rcd.models.settings import RCDFile, resolve
+
+
+def _qwen3(layers: int, width: int, ffn: int, heads: int = 32) -> dict[str, Any]:
+    return {
+        "architectures": ["SDARForCausalLM"], "model_type": "sdar", "vocab_size": 151936, "hidden_size": width,
+        "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": 8,
+        "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0, "tie_word_embeddings": False, "mask_token_id": 151669, "eos_token_id": [151645, 151643],
+        "block_size": 4,
+    }  # fmt: skip
+
+
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "sdar-1.7b": ("sdar", _qwen3(28, 2048, 6144, heads=16)),
+    "sdar-4b": ("sdar", _qwen3(36, 2560, 9728)),
+    "sdar-8b": ("sdar", _qwen3(36, 4096, 12288)),
+    "sdar-tiny": ("sdar", {**_qwen3(2, 128, 256, heads=8), "head_dim": 16, "vocab_size": 2048, "mask_token_id": 2040, "eos_token_id": [2041]}),
+    "llada-8b": (
+        "llada",
+        {
+            "architectures": ["LLaDAModelLM"], "model_type": "llada", "d_model": 4096, "n_heads": 32, "n_kv_heads": 32,
+            "n_layers": 32, "mlp_hidden_size": 12288, "vocab_size": 126464, "embedding_size": 126464,
+            "max_sequence_length": 4096, "rope": True, "rope_theta": 500000.0, "rms_norm_eps": 1e-5,
+            "activation_type": "silu", "block_type": "llama", "layer_norm_type": "rms", "weight_tying": False,
+            "include_bias": False, "include_qkv_bias": False, "mask_token_id": 126336, "eos_token_id": 126081,
+            "pad_token_id": 126081,
+        },
+    ),
+}  # fmt: skip
+
+
+def random_model(shape: str, device: torch.device, dtype: torch.dtype, **changes: Any) -> Checkpoint:
+    """A model of that shape. It never ends a text: its end tokens are none."""
+    if shape not in SHAPES:
+        raise RCDError(f"unknown shape {shape!r}; take one of {', '.join(SHAPES)}, or the path of a checkpoint.")
+    family, config = SHAPES[shape]
+    config = {**config, **changes}
+    spec = registry.get("family", family)
+    backbone_config = spec.backbone_config(config)
+    settings = resolve(
+        spec, config, {}, RCDFile(), {},
+        vocab_size=backbone_config["vocab_size"], context_length=backbone_config["max_position_embeddings"],
+    )  # fmt: skip
+    model = build(spec, replace(settings, eos_token_ids=()), backbone_config, device="meta")
+    model.to(dtype)
+    model.to_empty(device=device)
+    rotary: Any = model.backbone.rotary_emb
+    model.backbone.rotary_emb = type(rotary)(config=model.backbone.config).to(device)
+    generator = torch.Generator(device).manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+            if parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+    return Checkpoint(model, config, None, RCDFile())
+
+
+def model_for(shape: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+    """A named shape, or a checkpoint's path, with its end tokens taken away: every run does equal work."""
+    if shape in SHAPES:
+        return random_model(shape, device, dtype)
+    held = ckpt.load(shape, device=device, dtype=dtype)
+    held.model.settings = replace(held.model.settings, eos_token_ids=())
+    return held

@@ -1,0 +1,149 @@
+"""The stock backbone's own weights, run over slots: the pass of the fast engine.
+
+A slot is a run of Q consecutive tokens of one row of the cache, and a pass is any number of slots. In every layer the
+keys and values of all slots are written first, each at its position in its row; then every token sees the cache from 0
+to its `end`. So one pass can denoise a block, store the one before it, refresh a canvas and prefill a prompt, each of
+another row, and attention reads nothing but what is there.
+Shapes: N slots, Q tokens, D width, R rows, G key/value heads, T positions, C head dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rcd.errors import RCDError
+from rcd.models.lm import DiffusionLM
+
+BACKBONES = ("Qwen3Model", "Qwen2Model", "LlamaModel")
+
+
+@dataclass(frozen=True)
+class Slots:
+    row: Tensor
+    """[N] the row of the cache."""
+    start: Tensor
+    """[N] the position of the slot's first token."""
+    end: Tensor
+    """[N, Q] how much of its row each token sees."""
+    order: Tensor | None = None
+    """[N] the slots row by row, where some rows have several."""
+    places: Tensor | None = None
+    """[A, b] where in its slot the predicted positions are, if they are not the whole slot."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Views of one stock layer's parameters; q, k and v are one matrix, and so are gate and up."""
+
+    before: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    norms: tuple[Tensor, Tensor, float] | None
+    out: Tensor
+    out_bias: Tensor | None
+    after: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+class Cache:
+    """Keys and values [layer][R, G, T, C]. The last row is no text's: unused slots write there."""
+
+    def __init__(self, model: DiffusionLM, rows: int, capacity: int):
+        config: Any = model.backbone.config
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (config.num_hidden_layers, 2, rows + 1, config.num_key_value_heads, capacity, head)
+        self.rows, self.capacity = rows, capacity
+        self.store = torch.zeros(shape, dtype=model.codebook.dtype, device=model.device)
+
+
+def cache_bytes(model: DiffusionLM, rows: int, capacity: int) -> int:
+    config: Any = model.backbone.config
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    each = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.codebook.element_size()
+    return each * (rows + 1) * capacity
+
+
+def misfit(model: DiffusionLM) -> str | None:
+    """Why this backbone cannot be run here, or None."""
+    kind, config = type(model.backbone).__name__, getattr(model.backbone, "config", None)
+    if kind not in BACKBONES:
+        return f"the backbone {kind} is not one of {', '.join(BACKBONES)}"
+    if getattr(config, "hidden_act", "silu") != "silu":
+        return f"the activation {config.hidden_act!r} is not 'silu'"
+    if getattr(config, "mlp_bias", False):
+        return "its MLP has biases"
+    return None
+
+
+class Backbone:
+    """`DiffusionLM.encode` over slots."""
+
+    def __init__(self, model: DiffusionLM, parts: Any):
+        reason = misfit(model)
+        if reason:
+            raise RCDError(f"the fast engine cannot run this model: {reason}; use engine='plain'.")
+        stock: Any = model.backbone
+        self.model, self.parts = model, parts
+        self.layers = [_packed(layer) for layer in stock.layers]
+        self.norm, self.eps = stock.norm.weight, float(stock.norm.variance_epsilon)
+        self.heads, self.scale = int(stock.config.num_attention_heads), float(stock.layers[0].self_attn.scaling)
+        self._turns: tuple[Tensor, Tensor] | None = None
+
+    def turns(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, C] of every position, as the stock rotary embedding gives them."""
+        if self._turns is None or self._turns[0].shape[0] < capacity:
+            rotary: Any = self.model.backbone.rotary_emb
+            position = torch.arange(capacity, device=self.model.device)[None]
+            cos, sin = rotary(self.model.codebook[:1], position)
+            self._turns = cos[0].contiguous(), sin[0].contiguous()
+        return self._turns
+
+    def __call__(self, embeds_NQD: Tensor, slots: Slots, cache: Cache) -> Tensor:
+        """The output after the final norm, [N, Q, D]."""
+        ops, (cos, sin) = self.parts, self.turns(cache.capacity)
+        stream = embeds_NQD
+        x = ops.rms_norm(stream, self.layers[0].before, self.eps)
+        after = [*(layer.before for layer in self.layers[1:]), self.norm]
+        for layer, norm, (keys, values) in zip(self.layers, after, cache.store, strict=True):
+            qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+            query = ops.rotate_store(qkv, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms)
+            x = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
+            stream, x = ops.linear_add_norm(x, layer.out, layer.out_bias, stream, layer.after, self.eps)
+            stream, x = ops.linear_add_norm(ops.gated(x, layer.gate_up), layer.down, None, stream, norm, self.eps)
+        normed: Tensor = x
+        return normed
+
+
+def _joined(*modules: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """The modules' weights as one matrix; they become views of it, so that nothing is kept twice."""
+    weight = torch.cat([module.weight.data for module in modules])
+    bias = torch.cat([module.bias.data for module in modules]) if modules[0].bias is not None else None
+    at = 0
+    for module in modules:
+        size = module.weight.shape[0]
+        module.weight.data = weight[at : at + size]
+        if bias is not None:
+            module.bias.data = bias[at : at + size]
+        at += size
+    return weight, bias
+
+
+def _packed(layer: Any) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv, bias = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+    gate_up, _ = _joined(mlp.gate_proj, mlp.up_proj)
+    norms = None
+    if hasattr(attention, "q_norm"):
+        eps = float(attention.q_norm.variance_epsilon)
+        norms = (attention.q_norm.weight.data, attention.k_norm.weight.data, eps)
+    out = attention.o_proj
+    return Layer(
+        layer.input_layernorm.weight.data, qkv, bias, norms, out.weight.data,
+        None if out.bias is None else out.bias.data, layer.post_attention_layernorm.weight.data, gate_up,
+        mlp.down_proj.weight.data,
+    )  # fmt: skip

@@ -1,0 +1,463 @@
+"""The engine: requests come in, rows are served together, answers go out.
+
+One step of all rows is one unit on the device: plan, embed, inject, backbone, head, sample, commit, carry, and the
+rows' own moving on to their next block. On a GPU it is captured once for every size and replayed; on a CPU the same
+functions run one after another. The host launches the next step before it has read what the last one did: its
+knowledge lags by LAG steps, so a row that has ended may be computed LAG times more (`Stats.idle` counts that), and no
+step waits for the host.
+Shapes: A rows served, N slots, b block length.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from rcd.carry.base import Carry, TensorState
+from rcd.carry.none import NoCarry
+from rcd.carry.residual import Residual
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Counts, Event, Finished, Step
+from rcd.decode.lanes import prefill_piece
+from rcd.decode.step import Rules, denoise
+from rcd.decode.stopping import check_prompts, cut
+from rcd.engine.backbone import Backbone, Cache, Slots, cache_bytes, misfit
+from rcd.engine.rows import Ready, Rows, prepared, prepared_canvas, settle
+from rcd.errors import RCDError
+from rcd.kernels import parts_for
+from rcd.models.lm import DiffusionLM, Prediction
+
+LAG = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt. `number` is what its events are called by."""
+
+    number: int
+    prompt: Sequence[int]
+    new_tokens: int
+
+
+@dataclass
+class Stats:
+    """What the engine did, over its life."""
+
+    passes: int = 0
+    """Steps launched; each serves many rows."""
+    slots: int = 0
+    """Slots computed in them, unused ones included."""
+    idle: int = 0
+    """Row-steps that came after the row had ended, since the host did not know yet."""
+    prefills: int = 0
+
+
+@dataclass
+class Serving:
+    """What the host knows of a row."""
+
+    request: Request
+    serial: int
+    prefills: int
+    left: int
+    """Masks left in its block when last heard of."""
+    last: int = 0
+    """Denoising steps when last heard of."""
+    due: bool = False
+    """Of a canvas: whether its next pass is a whole one."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a step reports, perhaps still on its way."""
+
+    report: Tensor
+    trace: tuple[Tensor, ...]
+    arrived: Any
+
+    def wait(self) -> None:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
+
+@dataclass
+class Unit:
+    """A step of one size; captured at its second use."""
+
+    graph: Any = None
+    outputs: tuple[Tensor, ...] = field(default_factory=tuple)
+    used: int = 0
+
+
+class SlotModel:
+    """A `DiffusionLM` for the step function, over slots: the first A are predicted, the others only stored."""
+
+    def __init__(self, model: DiffusionLM, backbone: Backbone, cache: Cache, parts: Any):
+        self.model, self.backbone, self.cache, self.parts = model, backbone, cache, parts
+        self.settings = model.settings
+
+    @property
+    def codebook(self) -> Tensor:
+        return self.model.codebook
+
+    def __call__(
+        self, ids_NQ: Tensor, slots: Slots, carry: Carry | None = None, state: Any = None, inject: Tensor | None = None
+    ) -> Prediction:
+        embeds = self.model.embed(ids_NQ)
+        predicted = 0 if inject is None else inject.shape[0]
+        at = None if slots.places is None else (torch.arange(predicted, device=embeds.device)[:, None], slots.places)
+        if carry is not None and inject is not None:
+            asked = embeds[:predicted] if at is None else embeds[at]
+            injected = carry.inject(asked, inject, state, self.model.carry_parameters)
+            embeds = torch.cat((injected, embeds[predicted:])) if at is None else embeds.index_put(at, injected)
+        hidden = self.backbone(embeds, slots, self.cache)
+        hidden = hidden[:predicted] if at is None else hidden[at]
+        head = self.model.head
+        logits = self.parts.linear(hidden, head.weight, head.bias) if predicted else hidden
+        return Prediction(logits, hidden)
+
+
+def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
+    """Why the engine cannot decode this, or None; the plain windows can."""
+    carry: Any = config.carry
+    if misfit(model):
+        return misfit(model)
+    if config.window not in ("blockwise", "dual"):
+        return f"the window {config.window!r} is not 'blockwise' or 'dual'"
+    if config.window == "dual" and (model.settings.shift or config.refresh_every):
+        return "outputs predict the next position" if model.settings.shift else "refresh_every is set"
+    if config.window == "dual" and config.carry_scope != "block" and not isinstance(carry, NoCarry):
+        return "the carry's scope is the canvas; with carry_scope='block' it can"
+    if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero"):
+        return "the carry asks for passes of its own"
+    if config.temperature > 0:
+        return "it samples (temperature > 0)"
+    if config.eos_suppression != "none":
+        return "eos_suppression is set"
+    return None
+
+
+class Engine:
+    """Decodes many requests at once on one model. `config` is a resolved DecodeConfig; `rows` texts of up to `capacity`
+    positions run together."""
+
+    def __init__(
+        self,
+        model: DiffusionLM,
+        config: DecodeConfig,
+        *,
+        rows: int,
+        capacity: int,
+        graphs: bool | None = None,
+        watch: bool = False,
+    ):
+        reason = unfit(model, config)
+        if reason:
+            raise RCDError(f"the fast engine cannot decode this: {reason}; use the plain windows.")
+        assert config.block_length is not None and not isinstance(config.carry, str) and config.carry is not None
+        self.model, self.config, self.b, self.watch = model, config, config.block_length, watch
+        self.canvas = config.window == "dual"
+        capacity = capacity + self.b if self.canvas else -(-capacity // self.b) * self.b
+        check_room(model, rows, capacity)
+        self.parts = parts_for(model.device)
+        self.rules = Rules.of(config, model.settings).summarising(model, config, self.parts)
+        self.cache = Cache(model, rows, capacity)
+        backbone = Backbone(model, self.parts)
+        backbone.turns(capacity)
+        self.slotted = SlotModel(model, backbone, self.cache, self.parts)
+        mask = model.settings.mask_token_id
+        self.rows = Rows.empty(rows, capacity, mask, self._no_state(rows + 1), model.device)
+        self.on_gpu = model.device.type == "cuda"
+        self.graphs = self.on_gpu and graphs is not False
+        self.stats = Stats()
+        self._prepared: Any = prepared_canvas if self.canvas else prepared
+        self._settled: Any = settle
+        if self.graphs:
+            self._compile()
+        self._units: dict[tuple[int, int], Unit] = {}
+        """By size: (rows served, slots); of a canvas, (rows served, 1 for a whole one or 0 for its block)."""
+        self._pool: Any = None
+        self._serving: dict[int, Serving] = {}
+        self._serials = itertools.count()
+        self._rate = 1.0
+        self._failed: list[tuple[Request, RCDError]] = []
+
+    def _compile(self) -> None:
+        """The bookkeeping around the pass, some two hundred tiny operations, as a few kernels."""
+        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+        self._prepared, self._settled = torch.compile(self._prepared), torch.compile(settle)
+        self.rules = replace(self.rules, commit=torch.compile(self.rules.commit))
+
+    def _no_state(self, rows: int) -> Any:
+        passes = _Shape((rows, self.b, self.model.settings.vocab_size), self.model.device)
+        assert self.config.carry is not None and not isinstance(self.config.carry, str)
+        return self.config.carry.refresh(None, passes, self.model.codebook)  # type: ignore[arg-type]
+
+    # -- one step ------------------------------------------------------------------------------------------------
+
+    def _step(self, served: int, slots: int) -> tuple[Tensor, ...]:
+        """Algorithm 2 for all rows, once: (report, trace...)."""
+        rows, config, settings = self.rows, self.config, self.model.settings
+        eos, mask = settings.eos_token_ids, settings.mask_token_id
+        if self.canvas:
+            length = self.cache.capacity - self.b
+            made, given, view, ids = self._prepared(
+                rows, served, bool(slots), length, config, self.rules.carry, mask, eos
+            )
+        else:
+            made, given = self._prepared(rows, served, slots, config, self.rules.carry, mask, eos)
+            view, ids = made.slots(self.b), given.ids
+        row, model = made.row[:served], cast(DiffusionLM, self.slotted)
+        outcome = denoise(
+            model, self.rules, ids, view, rows.carry.rows(row), given.candidates, given.quota, [None] * served,
+            given.inject,
+        )  # fmt: skip
+        report = self._settled(rows, made, given, outcome, config, mask, eos)
+        return (report, *self._trace(row, given, outcome)) if self.watch else (report,)
+
+    def _trace(self, row: Tensor, given: Ready, outcome: Any) -> tuple[Tensor, ...]:
+        """What a Step event needs of the rows that took the step."""
+        live = given.candidates.any(-1)
+        committed = outcome.committed & live[:, None]
+        draft = torch.where(given.masked, outcome.token, given.ids[: len(row)])
+        confidence = outcome.confidence.float().masked_fill(~given.masked, float("nan"))
+        start = self.rows.start[row]
+        alpha = outcome.state.alpha if outcome.state.alpha is not None else torch.zeros_like(confidence)
+        after = self.rows.text[row[:, None], self._before(row, start)] == self.model.settings.mask_token_id
+        return torch.where(live, row, -1), self._before(row, start)[:, 0], draft, committed, after, confidence, alpha
+
+    def _before(self, row: Tensor, start: Tensor) -> Tensor:
+        """Positions of the block that the step has computed: a row that moved on is one block further."""
+        moved = self.rows.pending[row]
+        return (start - self.b * moved.long())[:, None] + torch.arange(self.b, device=start.device)
+
+    def _launch(self, served: int, slots: int) -> Told:
+        unit = self._units.setdefault((served, slots), Unit())
+        unit.used += 1
+        self.stats.passes += 1
+        self.stats.slots += slots
+        if self.graphs and unit.used == 2:
+            self._capture(unit, served, slots)
+        if unit.graph is not None:
+            unit.graph.replay()
+        else:
+            unit.outputs = self._step(served, slots)
+        return self._tell(unit.outputs)
+
+    def _capture(self, unit: Unit, served: int, slots: int) -> None:
+        """Record the step for replay; where that fails, say so once and go on without."""
+        graph = torch.cuda.CUDAGraph()
+        try:
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, pool=self._pool):
+                unit.outputs = self._step(served, slots)
+            self._pool, unit.graph = self._pool or graph.pool(), graph
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.graphs = False
+            warnings.warn(
+                f"rcd: steps are not replayed as CUDA graphs here ({str(error).splitlines()[0]}).", stacklevel=2
+            )
+
+    def _tell(self, outputs: tuple[Tensor, ...]) -> Told:
+        """Send the report to the host, without waiting for it."""
+        if not self.on_gpu:
+            return Told(outputs[0].clone(), tuple(value.clone() for value in outputs[1:]), None)
+        copies = [torch.empty(value.shape, dtype=value.dtype, pin_memory=True) for value in outputs]
+        for copy, value in zip(copies, outputs, strict=True):
+            copy.copy_(value, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return Told(copies[0], tuple(copies[1:]), arrived)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def run(self, requests: Iterable[Request]) -> Iterator[Event]:
+        """Serve all requests: a Finished for each (and a Step for every step, where the engine watches). A request that
+        cannot be served raises when all others are done."""
+        waiting, flying = iter(requests), deque[Told]()
+        more = True
+        while more or self._serving or flying:
+            while more and len(self._serving) < self.cache.rows:
+                request = next(waiting, None)
+                more = request is not None
+                if request is not None:
+                    self._admit(request)
+            while flying and self._must_hear():
+                yield from self._hear(flying.popleft())
+            if self._serving:
+                flying.append(self._launch(*self._size()))
+            if flying and (len(flying) > LAG or not self._serving):
+                yield from self._hear(flying.popleft())
+        if self._failed:
+            (_, error), self._failed = self._failed[0], []
+            raise error
+
+    def _must_hear(self) -> bool:
+        """Of a canvas: whether a row may have finished its block in a step that is still unheard of. What comes next is
+        then another kind of pass, and the host waits; at most once a block and row."""
+        return self.canvas and any(one.due or one.left <= math.ceil(self._rate) for one in self._serving.values())
+
+    def _size(self) -> tuple[int, int]:
+        """(rows served, slots): rounded up, so that few sizes are captured. Slots for finished blocks are there for the
+        rows that will probably have finished one in the step that is still unheard of."""
+        if self.canvas:
+            due = sum(one.due for one in self._serving.values())
+            return _rounded(due or len(self._serving), self.cache.rows), int(due > 0)
+        served = _rounded(len(self._serving), self.cache.rows)
+        likely = sum(one.left <= math.ceil(self._rate) for one in self._serving.values())
+        extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
+        return served, served + extra
+
+    def _admit(self, request: Request) -> None:
+        """Prefill the prompt's whole blocks and give the request a row. What cannot be served disturbs no other."""
+        prompt, new = list(request.prompt), request.new_tokens
+        try:
+            grid = 1 if self.canvas else self.b
+            check_prompts([prompt], self.model.settings, new, grid)
+            total = -(-(len(prompt) + new) // grid) * grid + (self.b if self.canvas else 0)
+            if total > self.cache.capacity:  # of a canvas there is one block more, for the last one's rest
+                raise RCDError(
+                    f"request {request.number} needs {total} positions and the engine has {self.cache.capacity} a row; "
+                    "shorten it, or make the engine with a larger capacity."
+                )
+            row = next(row for row in range(self.cache.rows) if row not in self._serving)
+            passes = 0 if self.canvas else self._prefill(prompt, row)
+        except RCDError as error:
+            self._failed.append((request, error))
+            return
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            told = (
+                f"request {request.number} of {len(prompt)} tokens ran out of memory; shorten it, or serve fewer rows."
+            )
+            self._failed.append((request, RCDError(told)))
+            return
+        serial, rows = next(self._serials), self.rows
+        first = len(prompt) if self.canvas else len(prompt) // self.b * self.b
+        rows.text[row].fill_(self.model.settings.mask_token_id)
+        rows.text[row, : len(prompt)] = _sent(prompt, self.model.device)
+        for value, number in (
+            (rows.start, first), (rows.pending, self.canvas), (rows.prompt, len(prompt)), (rows.limit, len(prompt) + new),
+            (rows.step, 0), (rows.denoised, 0), (rows.stored, 0), (rows.broken, 0), (rows.serial, serial),
+            (rows.active, True),
+        ):  # fmt: skip
+            value[row].fill_(number)
+        if isinstance(rows.carry, TensorState):
+            for state in rows.carry._tensors():
+                state[row].zero_()
+        self._serving[row] = Serving(request, serial, passes, left=self.b, due=self.canvas)
+
+    def _prefill(self, prompt: list[int], row: int) -> int:
+        """Store the prompt's whole blocks, under the block-causal mask; returns the passes that it took."""
+        whole, piece, device = len(prompt) // self.b * self.b, prefill_piece(self.b), self.model.device
+        for start in range(0, whole, piece):
+            ids = _sent(prompt[start : min(start + piece, whole)], device)[None]
+            position = torch.arange(start, start + ids.shape[1], device=device)
+            end = ((position // self.b + 1) * self.b).int()[None]
+            slots = Slots(_sent([row], device).int(), _sent([start], device).int(), end)
+            self.slotted(ids, slots)
+        self.stats.prefills += -(-whole // piece)
+        return -(-whole // piece)
+
+    def _hear(self, told: Told) -> Iterator[Event]:
+        """Read a report: what every row did, and which have ended."""
+        told.wait()
+        if self.watch:
+            yield from self._steps(told)
+        report = told.report.tolist()
+        for row, one in list(self._serving.items()):
+            serial, active, pending, left, denoised, stored, broken = report[row]
+            if serial != one.serial:
+                continue
+            if denoised > one.last and one.left > left:
+                self._rate += 0.1 * (max(1, one.left - left) / (denoised - one.last) - self._rate)
+            one.left, one.last, one.due = (left or self.b), denoised, self.canvas and bool(pending)
+            if active:
+                continue
+            del self._serving[row]
+            self.stats.idle += LAG if self._serving or LAG else 0
+            if broken:
+                told_ = f"the model's logits are NaN or inf at denoising step {broken} of prompt {one.request.number}; "
+                way = "try float32 (--dtype float32), and check the checkpoint with `rcd info --check`."
+                self._failed.append((one.request, RCDError(told_ + way)))
+                continue
+            counts = Counts(denoising=denoised, prefill=one.prefills, store=stored)
+            yield Finished(one.request.number, *self._answer(row, one.request), counts)
+
+    def _answer(self, row: int, request: Request) -> tuple[list[int], str]:
+        length = len(request.prompt)
+        new = self.rows.text[row, length : length + request.new_tokens].tolist()
+        return cut(new, self.model.settings.eos_token_ids, request.new_tokens)
+
+    def _steps(self, told: Told) -> Iterator[Event]:
+        row, start, draft, committed, masked, confidence, alpha = told.trace
+        live = [k for k, r in enumerate(row.tolist()) if r >= 0 and r in self._serving]
+        if not live:
+            return
+        serving = [self._serving[int(row[k])] for k in live]
+        carries = isinstance(self.rows.carry, TensorState) and self.rows.carry.alpha is not None  # type: ignore[attr-defined]
+        yield Step(
+            rows=[one.request.number for one in serving],
+            offsets=[int(start[k]) - len(one.request.prompt) for k, one in zip(live, serving, strict=True)],
+            number=[int(told.report[int(row[k])][4]) for k in live],
+            draft=draft[live], committed=committed[live], masked=masked[live], confidence=confidence[live],
+            alpha=alpha[live] if carries else None,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The passes that a cold start may ask for: none, only the shape."""
+
+    shape: tuple[int, int, int]
+    device: torch.device
+
+
+def _rounded(count: int, most: int) -> int:
+    """Up to the next of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, ..."""
+    size = 1
+    while size < count:
+        size = (
+            size + size // 2
+            if size >= 16 and not size & (size - 1) and size + size // 2 >= count
+            else 1 << size.bit_length()
+        )
+    return min(size, most)
+
+
+def _sent(values: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers on the device, without waiting for it."""
+    here = torch.tensor(values, dtype=torch.long)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
+
+
+def check_room(model: DiffusionLM, rows: int, capacity: int) -> None:
+    """Refuse a cache that cannot fit, and say what would."""
+    if capacity > model.settings.context_length:
+        raise RCDError(
+            f"a row of {capacity} positions is longer than the model's context of {model.settings.context_length}; "
+            "lower the capacity."
+        )
+    if model.device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(model.device)
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    room = int(0.85 * free)
+    if cache_bytes(model, rows, capacity) > room:
+        fits = max(0, room // cache_bytes(model, 0, capacity) - 1)
+        short = max(0, room // (cache_bytes(model, rows, 1)) // 64 * 64)
+        raise RCDError(
+            f"the cache of {rows} rows of {capacity} positions needs {cache_bytes(model, rows, capacity) / 2**30:.1f} GiB "
+            f"and {free / 2**30:.1f} are free; {fits} rows of that length would fit, or {rows} rows of {short}."
+        )

@@ -1,0 +1,29 @@
+"""The parts of a fast pass: plain twins, Triton kernels, and the choice between them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+
+def parts_for(device: torch.device) -> Any:
+    """The fused kernels on a GPU that has Triton, else the plain twins; said once where a GPU goes without. With
+    RCD_KERNELS=plain or fused the choice is yours."""
+    wish = os.environ.get("RCD_KERNELS")
+    if wish == "plain" or (device.type != "cuda" and wish != "fused"):
+        return import_module("rcd.kernels.plain")
+    try:
+        return import_module("rcd.kernels.fused")
+    except ImportError as error:
+        _say(f"rcd: no Triton on this machine ({error}); the plain kernels decode the same, only slower.")
+        return import_module("rcd.kernels.plain")
+
+
+@cache
+def _say(text: str) -> None:
+    warnings.warn(text, stacklevel=3)

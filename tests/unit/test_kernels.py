@@ -1,0 +1,103 @@
+"""Every fused kernel computes what its plain twin does: on a GPU where there is one, else in Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from rcd.kernels import fused, plain
+from rcd.residual.summary import Tail
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+N, Q, H, G, C, T, R = 3, 4, 4, 2, 16, 40, 4
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def same(one: Any, other: Any, within: float = 1e-4) -> None:
+    pairs = zip(one, other, strict=True) if isinstance(one, tuple) else [(one, other)]
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, atol=within, rtol=within)
+
+
+def test_norms() -> None:
+    x, stream, weight = normal(6, 48), normal(6, 48, seed=1), normal(48, seed=2)
+    same(fused.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6))
+    same(fused.add_norm(x, stream, weight, 1e-6), plain.add_norm(x, stream, weight, 1e-6))
+
+
+def test_a_product_in_parts_is_added_up_by_the_norm() -> None:
+    parts, stream, weight = normal(3, 6, 48), normal(6, 48, seed=1), normal(48, seed=2)
+    same(fused.add_norm(parts, stream, weight, 1e-6), plain.add_norm(parts.sum(0), stream, weight, 1e-6))
+
+
+def test_silu_mul() -> None:
+    same(fused.silu_mul(normal(5, 20)), plain.silu_mul(normal(5, 20)))
+
+
+def slots() -> tuple[Tensor, Tensor, Tensor]:
+    row, start = torch.tensor([2, 0, 3], device=DEVICE).int(), torch.tensor([8, 0, 36], device=DEVICE).int()
+    end = (start[:, None] + Q).expand(N, Q).contiguous()
+    end[1] = torch.tensor([2, 2, 4, 4])
+    return row, start, end
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation_and_storing(normed: bool) -> None:
+    qkv, cos, sin = normal(N, Q, (H + 2 * G) * C), normal(T, C, seed=1), normal(T, C, seed=2)
+    row, start, _ = slots()
+    norms = (normal(C, seed=3), normal(C, seed=4), 1e-6) if normed else None
+    results = []
+    for ops in (fused, plain):
+        keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
+        query = ops.rotate_store(qkv, keys, values, row, start, cos, sin, H, norms)
+        results.append((query, keys, values))
+    same(*results)
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("heads", [2, 4])
+def test_attention(splits: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "splits_for", lambda *_: splits)
+    query, keys, values = normal(N, Q, heads, C), normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
+    row, _, end = slots()
+    same(fused.attend(query, keys, values, row, end, 0.25), plain.attend(query, keys, values, row, end, 0.25))
+
+
+@pytest.mark.parametrize("t_res", [1.0, 0.8])
+@pytest.mark.parametrize("keep", [0, 8, 16])
+def test_one_reading_of_the_logits(t_res: float, keep: int) -> None:
+    logits = normal(5, 1000) * 4
+    logits[0, 7], logits[1, 3] = 50, float("-inf")
+    a, b = (ops.summarise(logits, 7, t_res, keep, 128, 4) for ops in (fused, plain))
+    assert a[0][0] != 7  # the mask is never the token
+    same(a, b)
+
+
+def test_expected_embedding_and_its_tail() -> None:
+    logits, codebook = normal(5, 1000) * 4, normal(1000, 24, seed=1)
+    tail, read = Tail.of(codebook, 6), plain.summarise(logits, 7, 1.0, 16, 128, 4)
+    place = plain.project(logits, read.normaliser, tail.coordinates)
+    same(fused.project(logits, read.normaliser, tail.coordinates), place)
+    given = (read.kept_p, read.kept_ids, place, codebook, tail)
+    same(fused.expected_embedding(*given), plain.expected_embedding(*given))
+    same(fused.probabilities(logits, read.normaliser, torch.float32), logits.softmax(-1))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="bf16 products are for a GPU")
+@pytest.mark.parametrize("tokens", [4, 32, 64, 100])
+def test_products(tokens: int) -> None:
+    x, weight, stream = (normal(*shape).bfloat16() for shape in ((tokens, 1024), (1536, 1024), (tokens, 1536)))
+    norm = torch.ones(1536, device=DEVICE).bfloat16()
+    same(fused.linear(x, weight).float(), x.float() @ weight.float().t(), 0.3)
+    same(fused.gated(x * 0.03, weight).float(), plain.silu_mul((x * 0.03).float() @ weight.float().t()), 0.03)
+    ours = fused.linear_add_norm(x, weight, None, stream, norm, 1e-6)
+    theirs = plain.add_norm((x.float() @ weight.float().t()).bfloat16(), stream, norm, 1e-6)
+    same(tuple(one.float() for one in ours), tuple(one.float() for one in theirs), 0.3)
