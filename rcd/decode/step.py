@@ -7,7 +7,7 @@ Shapes: B rows, L window, P predicted positions, N blocks of a row that draw and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Rules:
     """Ids that the model is not allowed to predict at all."""
     summarise: Summariser | None = None
     """How the logits are read, where not as a plain distribution."""
+    choose: Callable[..., tuple[Tensor, Tensor]] = field(default_factory=lambda: choose)
+    """The choice of what is committed; an engine has it compiled."""
 
     @classmethod
     def of(cls, config: DecodeConfig, model: ModelSettings) -> Rules:
@@ -105,13 +107,27 @@ def denoise(
     predicted = rules.distribution(prediction.logits)
     blocks = predicted if quota.dim() == 1 else Distribution(_apart(predicted.logits, len(generators)))
     token, confidence = sample(blocks, rules.sampling, generators)
-    offered = confidence.masked_fill(~_apart(candidates_BP, len(generators)), float("-inf"))
-    committed = rules.commit(offered, quota.flatten(), rules.commit_settings)
-    token, confidence, committed = (each.view_as(candidates_BP) for each in (token, confidence, committed))
+    committed, finite = rules.choose(
+        rules.commit, rules.commit_settings, confidence, candidates_BP, quota.flatten(), predicted.normaliser
+    )
     after = rules.carry.update(state, predicted, prediction.hidden, model.codebook)
+    return Outcome(token.view_as(candidates_BP), confidence.view_as(candidates_BP), committed, finite, after)
+
+
+def choose(
+    commit: Callable[[Tensor, Tensor, CommitSettings], Tensor],
+    settings: CommitSettings,
+    confidence: Tensor,
+    candidates_BP: Tensor,
+    quota: Tensor,
+    normaliser_BP: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """(what is committed [B, P], whether each row's logits were numbers [B]); confidences are of one row per quota."""
+    offered = confidence.masked_fill(~_apart(candidates_BP, len(quota)), float("-inf"))
+    committed = commit(offered, quota, settings).view_as(candidates_BP)
     # a confidence that is no number would never commit; the normaliser also sees what no candidate does
-    finite = torch.isfinite(predicted.normaliser).all(-1) & torch.isfinite(confidence).all(-1)
-    return Outcome(token, confidence, committed, finite, after)
+    finite = torch.isfinite(normaliser_BP).all(-1) & torch.isfinite(confidence.view_as(candidates_BP)).all(-1)
+    return committed, finite
 
 
 def _apart(values_BP: Tensor, blocks: int) -> Tensor:

@@ -111,18 +111,26 @@ class SlotModel:
     def __call__(
         self, ids_NQ: Tensor, slots: Slots, carry: Carry | None = None, state: Any = None, inject: Tensor | None = None
     ) -> Prediction:
-        embeds = self.model.embed(ids_NQ)
         predicted = 0 if inject is None else inject.shape[0]
-        at = None if slots.places is None else (torch.arange(predicted, device=embeds.device)[:, None], slots.places)
-        if carry is not None and inject is not None:
-            asked = embeds[:predicted] if at is None else embeds[at]
-            injected = carry.inject(asked, inject, state, self.model.carry_parameters)
-            embeds = torch.cat((injected, embeds[predicted:])) if at is None else embeds.index_put(at, injected)
+        at = None if slots.places is None else (torch.arange(predicted, device=ids_NQ.device)[:, None], slots.places)
+        embeds = self.model.embed(ids_NQ) if inject is None else self.embed(ids_NQ, carry, state, inject, at)
         hidden = self.backbone(embeds, slots, self.cache)
         hidden = hidden[:predicted] if at is None else hidden[at]
         head = self.model.head
         logits = self.parts.linear(hidden, head.weight, head.bias) if predicted else hidden
         return Prediction(logits, hidden)
+
+
+    def embed(
+        self, ids_NQ: Tensor, carry: Carry | None, state: Any, inject: Tensor | None, at: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """The input embeddings [N, Q, D], the carry's part among them (Eq. 2)."""
+        assert carry is not None and inject is not None
+        embeds = self.model.embed(ids_NQ)
+        count = inject.shape[0]
+        asked = embeds[:count] if at is None else embeds[at]
+        injected = carry.inject(asked, inject, state, self.model.carry_parameters)
+        return torch.cat((injected, embeds[count:])) if at is None else embeds.index_put(at, injected)
 
 
 def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
@@ -194,7 +202,8 @@ class Engine:
         """The bookkeeping around the pass, some two hundred tiny operations, as a few kernels."""
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
         self._prepared, self._settled = torch.compile(self._prepared), torch.compile(settle)
-        self.rules = replace(self.rules, commit=torch.compile(self.rules.commit))
+        self.rules = replace(self.rules, choose=torch.compile(self.rules.choose))
+        self.slotted.embed = torch.compile(self.slotted.embed)  # type: ignore[method-assign]
 
     def _no_state(self, rows: int) -> Any:
         passes = _Shape((rows, self.b, self.model.settings.vocab_size), self.model.device)

@@ -25,11 +25,8 @@ def _pdl() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
-EARLY = {"product": True, "part": True}
-
-
-def _launch(kind: str = "part") -> dict[str, Any]:
-    return {"PDL": True, "launch_pdl": True} if _pdl() and EARLY[kind] else {"PDL": False}
+def _launch() -> dict[str, Any]:
+    return {"PDL": True, "launch_pdl": True} if _pdl() else {"PDL": False}
 
 
 @triton.jit
@@ -82,7 +79,7 @@ def _linear(
     """A tile of columns and a part of the inner sum: out [parts, M, N]."""
     columns, part, rows = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1), tl.arange(0, BM)
     inside, real = columns < N, rows < M
-    if PDL and AHEAD > 0:
+    if PDL:
         _fetch(weight, columns, inside, K, part * share, AHEAD)
     _begin_product(PDL)
     total = _product(x, rows, real, weight, columns, inside, K, part * share, share, BK)
@@ -104,7 +101,7 @@ def _gated(
     both, rows = tl.arange(0, BN), tl.arange(0, BM)
     column = tl.program_id(0) * HALF + both % HALF
     places, inside, real = column + (both // HALF) * F, column < F, rows < M
-    if PDL and AHEAD > 0:
+    if PDL:
         _fetch(weight, places, inside, K, 0, AHEAD)
     _begin_product(PDL)
     total = _product(x, rows, real, weight, places, inside, K, 0, K, BK)
@@ -144,7 +141,7 @@ def _parts(x: Tensor, weight: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     out = torch.empty(parts, tokens, n, dtype=torch.float32 if parts > 1 else x.dtype, device=x.device)
     _linear[(triton.cdiv(n, bn), parts)](
         x, weight, weight if bias is None else bias, out, tokens, n, k, k // parts,
-        BM=rows, BN=bn, BK=bk, BIAS=bias is not None, AHEAD=AHEAD, num_stages=stages, num_warps=warps, **_launch("product"),
+        BM=rows, BN=bn, BK=bk, BIAS=bias is not None, AHEAD=AHEAD, num_stages=stages, num_warps=warps, **_launch(),
     )  # fmt: skip
     return out
 
@@ -174,7 +171,7 @@ def gated(x: Tensor, gate_up: Tensor) -> Tensor:
     out = x.new_empty(*x.shape[:-1], two // 2)
     _gated[(triton.cdiv(two, bn),)](
         x, gate_up, out, tokens, two // 2, k,
-        BM=rows, BN=bn, BK=bk, AHEAD=AHEAD, num_stages=stages, num_warps=warps, **_launch("product"),
+        BM=rows, BN=bn, BK=bk, AHEAD=AHEAD, num_stages=stages, num_warps=warps, **_launch(),
     )  # fmt: skip
     return out
 
@@ -592,35 +589,31 @@ def project(logits_PV: Tensor, normaliser_P: Tensor, coordinates_VR: Tensor) -> 
 @triton.jit
 def _expected(
     p_of, ids_of, place_of, codebook, mean, coordinates, directions, out, D, R,
-    K: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, BUNCH: tl.constexpr,
+    K: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at, k, r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, K), tl.arange(0, WIDE)
     keep = at < D
     p, ids = tl.load(p_of + row * K + k), tl.load(ids_of + row * K + k)
+    found = tl.load(codebook + ids[:, None] * D + at[None, :], mask=keep[None, :], other=0.0).to(tl.float32)
     rest = tl.maximum(1.0 - tl.sum(p, axis=0), 0.0)
-    mixed = rest * tl.load(mean + at, mask=keep, other=0.0).to(tl.float32)
+    mixed = tl.sum(p[:, None] * found, axis=0) + rest * tl.load(mean + at, mask=keep, other=0.0).to(tl.float32)
     own = tl.load(coordinates + ids[:, None] * R + r[None, :], mask=(r < R)[None, :], other=0.0).to(tl.float32)
     place = tl.load(place_of + row * R + r, mask=r < R, other=0.0) - tl.sum(p[:, None] * own, axis=0)
     axes = tl.load(
         directions + r[:, None] * D + at[None, :], mask=(r < R)[:, None] & keep[None, :], other=0.0
     ).to(tl.float32)  # fmt: skip
     mixed += tl.sum(place[:, None] * axes, axis=0)
-    for one in tl.static_range(0, K, BUNCH):  # many rows of the codebook are on their way at once
-        few = one + tl.arange(0, BUNCH)
-        index, weight = tl.load(ids_of + row * K + few), tl.load(p_of + row * K + few)
-        found = tl.load(codebook + index[:, None] * D + at[None, :], mask=keep[None, :], other=0.0)
-        mixed += tl.sum(weight[:, None] * found.to(tl.float32), axis=0)
     tl.store(out + row * D + at, mixed.to(out.dtype.element_ty), mask=keep)
 
 
 def expected_embedding(p_PK: Tensor, ids_PK: Tensor, place_PR: Tensor, codebook_VD: Tensor, tail: Tail) -> Tensor:
     (p, k), d, r = p_PK.shape, codebook_VD.shape[1], place_PR.shape[1]
     out = codebook_VD.new_empty(p, d)
-    block = min(256, triton.next_power_of_2(d))
+    block = min(128, triton.next_power_of_2(d))
     _expected[(p, triton.cdiv(d, block))](
         p_PK, ids_PK, place_PR, codebook_VD, tail.mean, tail.coordinates, tail.directions, out, d, r,
-        K=k, WIDE=triton.next_power_of_2(r), BLOCK=block, BUNCH=min(16, k), num_warps=4,
+        K=k, WIDE=triton.next_power_of_2(r), BLOCK=block, num_warps=2,
     )  # fmt: skip
     return out
 
