@@ -277,8 +277,7 @@ def check_reference(target: Pipeline, reference: Pipeline, prompts: list[list[in
         )
     assert config.block_length is not None
     try:
-        grid = config.block_length if ours.attention == "block_causal" else 1
-        check_prompts(prompts, replace(theirs, mask_token_id=-1), config.new_tokens, grid)
+        check_prompts(prompts, replace(theirs, mask_token_id=-1), config.new_tokens, config.grid(ours))
     except RCDError as error:
         raise RCDError(f"the reference cannot read this: {error}") from error
 

@@ -19,16 +19,18 @@ def _qwen3(layers: int, width: int, ffn: int, heads: int = 32) -> dict[str, Any]
         "architectures": ["SDARForCausalLM"], "model_type": "sdar", "vocab_size": 151936, "hidden_size": width,
         "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": 8,
         "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0, "tie_word_embeddings": False, "mask_token_id": 151669, "eos_token_id": [151645, 151643],
-        "block_size": 4,
+        "rope_theta": 1000000.0, "tie_word_embeddings": False, "mask_token_id": 151669,
+        "eos_token_id": [151645, 151643], "block_size": 4,
     }  # fmt: skip
 
+
+TINY = {"head_dim": 16, "vocab_size": 2048, "mask_token_id": 2040, "eos_token_id": [2041]}
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar-1.7b": ("sdar", _qwen3(28, 2048, 6144, heads=16)),
     "sdar-4b": ("sdar", _qwen3(36, 2560, 9728)),
     "sdar-8b": ("sdar", _qwen3(36, 4096, 12288)),
-    "sdar-tiny": ("sdar", {**_qwen3(2, 128, 256, heads=8), "head_dim": 16, "vocab_size": 2048, "mask_token_id": 2040, "eos_token_id": [2041]}),
+    "sdar-tiny": ("sdar", {**_qwen3(2, 128, 256, heads=8), **TINY}),
     "llada-8b": (
         "llada",
         {

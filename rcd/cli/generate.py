@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -62,6 +63,10 @@ def generate(
     block_length: Annotated[
         int | None, typer.Option(help="By default the checkpoint's.", rich_help_panel=opt.COMMIT)
     ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="rcd list window; by default the model's own.", rich_help_panel=opt.COMMIT)
+    ] = None,
+    settings_given: opt.Settings = None,
     max_new_tokens: Annotated[
         int | None, typer.Option(help="The most to generate; by default what rcd.json says, else 256.")
     ] = None,
@@ -94,14 +99,13 @@ def generate(
 ) -> None:
     """Decode PROMPT with a diffusion language model."""
     from rcd.api import load
-    from rcd.decode.config import DecodeConfig
 
     question = sys.stdin.read() if prompt == "-" else prompt
     common = dict(
         max_new_tokens=max_new_tokens, block_length=block_length, num_inference_steps=num_inference_steps,
         carry_scope=carry_scope, commit=commit, threshold=threshold, factor=factor, temperature=temperature,
         top_k=top_k, top_p=top_p, seed=seed, eos_suppression=eos_suppression, eos_early_stop=eos_early_stop,
-        confidence=confidence,
+        confidence=confidence, window=window,
     )  # fmt: skip
     settings = dict(
         alpha=alpha, alpha_scale=alpha_scale, alpha_most=alpha_most, alpha_value=alpha_value, start=start,
@@ -109,7 +113,7 @@ def generate(
         top1_alpha=top1_alpha,
     )  # fmt: skip
     # flags are checked before a large model is read
-    DecodeConfig(**common)  # type: ignore[arg-type]
+    asked = opt.decode_settings(settings_given, common)
     opt.carry_of(carry, None, settings)
     tokens = _parse_ids(question) if ids else None
 
@@ -120,7 +124,7 @@ def generate(
     second = load(reference, device=device, dtype=dtype) if reference else None
     chosen, idle = opt.carry_of(carry, pipeline.checkpoint.rcd.carry, settings)
     encoded = pipeline.encode(tokens if tokens is not None else question, chat)
-    config = pipeline.resolve(DecodeConfig(**common, carry=chosen), len(encoded[0]))  # type: ignore[arg-type]
+    config = pipeline.resolve(replace(asked, carry=chosen), len(encoded[0]))
     if pipeline.untrained:
         note(f"{model} is a causal model, not trained for diffusion; its text means nothing")
     if idle:

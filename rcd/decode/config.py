@@ -162,6 +162,10 @@ class DecodeConfig:
             raise RCDError(f"refresh_every is a setting of the windows prefix and dual, and the window is {window!r}.")
         return window
 
+    def grid(self, model: ModelSettings) -> int:
+        """Positions come in whole blocks of so many where attention is block-causal, else one by one."""
+        return (self.block_length or 1) if model.attention == "block_causal" else 1
+
     def keeps(self, vocabulary: int) -> bool:
         """Whether delta keeps only the most probable tokens exactly."""
         return self.delta == "kept" or (self.delta is None and vocabulary > EXACT_UP_TO)

@@ -78,3 +78,12 @@ class Finished:
 
 
 Event = Step | Finished
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A row cannot be decoded, and the others go on. Only an engine tells it so; a window raises instead."""
+
+    row: int
+    message: str
+    """One sentence with the cause and the way out."""

@@ -20,6 +20,7 @@ from rcd.decode.layout import Grid
 from rcd.decode.step import Outcome, Rules, check_finite
 from rcd.diffusion.attention import block_causal, visible
 from rcd.errors import RCDError
+from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction, View
 from rcd.residual.distribution import Distribution, align_vocabulary
 
@@ -128,6 +129,8 @@ class Run:
         capacity: int | None = None,
     ) -> Run:
         rules, mask = Rules.of(config, target.settings), target.settings.mask_token_id
+        if config.keeps(target.settings.vocab_size) and getattr(rules.carry, "expects", False):
+            rules = rules.summarising(target, config, parts_for(target.device))
         needed = reference is not None and rules.carry.needs_reference
         second = Lane(reference, mask, capacity) if needed and reference is not None else None
         return cls(rules, Lane(target, mask, capacity), second, Ledger(len(generators)), generators)

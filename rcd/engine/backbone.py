@@ -61,16 +61,21 @@ class Cache:
         self.store = torch.zeros(shape, dtype=model.codebook.dtype, device=model.device)
 
 
-def cache_bytes(model: DiffusionLM, rows: int, capacity: int) -> int:
+def position_bytes(model: DiffusionLM) -> int:
+    """Keys and values of one position, of all layers."""
     config: Any = model.backbone.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    each = 2 * config.num_hidden_layers * config.num_key_value_heads * head * model.codebook.element_size()
-    return each * (rows + 1) * capacity
+    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head * model.codebook.element_size())
+
+
+def cache_bytes(model: DiffusionLM, rows: int, capacity: int) -> int:
+    return position_bytes(model) * (rows + 1) * capacity
 
 
 def misfit(model: DiffusionLM) -> str | None:
     """Why this backbone cannot be run here, or None."""
-    kind, config = type(model.backbone).__name__, getattr(model.backbone, "config", None)
+    kind = type(model.backbone).__name__
+    config: Any = getattr(model.backbone, "config", None)
     if kind not in BACKBONES:
         return f"the backbone {kind} is not one of {', '.join(BACKBONES)}"
     if getattr(config, "hidden_act", "silu") != "silu":
@@ -121,16 +126,21 @@ class Backbone:
 
 def _joined(*modules: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """The modules' weights as one matrix; they become views of it, so that nothing is kept twice."""
-    weight = torch.cat([module.weight.data for module in modules])
-    bias = torch.cat([module.bias.data for module in modules]) if modules[0].bias is not None else None
-    at = 0
-    for module in modules:
-        size = module.weight.shape[0]
-        module.weight.data = weight[at : at + size]
-        if bias is not None:
-            module.bias.data = bias[at : at + size]
-        at += size
-    return weight, bias
+    weight = _one([module.weight for module in modules])
+    return weight, None if modules[0].bias is None else _one([module.bias for module in modules])
+
+
+def _one(parts: list[nn.Parameter]) -> Tensor:
+    """The parts behind one another; as they are where an earlier engine has put them so."""
+    sizes, first = [len(part) for part in parts], parts[0].data
+    ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]
+    together = all(part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for part in parts)
+    if together and ends[:-1] == [part.data_ptr() for part in parts[1:]]:
+        return first.as_strided((sum(sizes), *first.shape[1:]), first.stride())
+    joined = torch.cat([part.data for part in parts])
+    for part, own in zip(parts, joined.split(sizes), strict=True):
+        part.data = own
+    return joined
 
 
 def _packed(layer: Any) -> Layer:

@@ -3,8 +3,8 @@
 One step of all rows is one unit on the device: plan, embed, inject, backbone, head, sample, commit, carry, and the
 rows' own moving on to their next block. On a GPU it is captured once for every size and replayed; on a CPU the same
 functions run one after another. The host launches the next step before it has read what the last one did: its
-knowledge lags by LAG steps, so a row that has ended may be computed LAG times more (`Stats.idle` counts that), and no
-step waits for the host.
+knowledge lags by LAG steps, so a pass may still have room for a row that has ended (`Stats.idle` counts that), and no
+step waits for the host. A request that fails is an event like an answer, and disturbs no other.
 Shapes: A rows served, N slots, b block length.
 """
 
@@ -16,6 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -25,17 +26,19 @@ from rcd.carry.base import Carry, TensorState
 from rcd.carry.none import NoCarry
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
-from rcd.decode.events import Counts, Event, Finished, Step
+from rcd.decode.events import Counts, Event, Failed, Finished, Step
 from rcd.decode.lanes import prefill_piece
 from rcd.decode.step import Rules, denoise
 from rcd.decode.stopping import check_prompts, cut
 from rcd.engine.backbone import Backbone, Cache, Slots, cache_bytes, misfit
 from rcd.engine.rows import Ready, Rows, prepared, prepared_canvas, settle
-from rcd.errors import RCDError
+from rcd.errors import RCDError, whole
 from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction
 
 LAG = 1
+CACHE_SHARE = 0.85
+"""Of the memory that is free, the part that a cache may take; the rest is for the passes."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Stats:
     slots: int = 0
     """Slots computed in them, unused ones included."""
     idle: int = 0
-    """Row-steps that came after the row had ended, since the host did not know yet."""
+    """Passes that had room for a row that had ended, counted for each row: the host did not know yet."""
     prefills: int = 0
 
 
@@ -81,6 +84,8 @@ class Told:
 
     report: Tensor
     trace: tuple[Tensor, ...]
+    rows: tuple[int, ...]
+    """The rows that it had room for."""
     arrived: Any
 
     def wait(self) -> None:
@@ -119,7 +124,6 @@ class SlotModel:
         head = self.model.head
         logits = self.parts.linear(hidden, head.weight, head.bias) if predicted else hidden
         return Prediction(logits, hidden)
-
 
     def embed(
         self, ids_NQ: Tensor, carry: Carry | None, state: Any, inject: Tensor | None, at: tuple[Tensor, Tensor] | None
@@ -173,11 +177,13 @@ class Engine:
         assert config.block_length is not None and not isinstance(config.carry, str) and config.carry is not None
         self.model, self.config, self.b, self.watch = model, config, config.block_length, watch
         self.canvas = config.window == "dual"
+        whole("rows", rows, least=1)
+        whole("capacity", capacity, least=1, most=model.settings.context_length)
         capacity = capacity + self.b if self.canvas else -(-capacity // self.b) * self.b
         check_room(model, rows, capacity)
         self.parts = parts_for(model.device)
         self.rules = Rules.of(config, model.settings).summarising(model, config, self.parts)
-        self.cache = Cache(model, rows, capacity)
+        self.cache = _made(model, rows, capacity)
         backbone = Backbone(model, self.parts)
         backbone.turns(capacity)
         self.slotted = SlotModel(model, backbone, self.cache, self.parts)
@@ -194,16 +200,18 @@ class Engine:
         """By size: (rows served, slots); of a canvas, (rows served, 1 for a whole one or 0 for its block)."""
         self._pool: Any = None
         self._serving: dict[int, Serving] = {}
+        self._flying: deque[Told] = deque()
+        """Steps launched that the host has not heard of."""
         self._serials = itertools.count()
         self._rate = 1.0
-        self._failed: list[tuple[Request, RCDError]] = []
 
-    def _compile(self) -> None:
+    def _compile(self, backend: str = "inductor") -> None:
         """The bookkeeping around the pass, some two hundred tiny operations, as a few kernels."""
         torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        self._prepared, self._settled = torch.compile(self._prepared), torch.compile(settle)
-        self.rules = replace(self.rules, choose=torch.compile(self.rules.choose))
-        self.slotted.embed = torch.compile(self.slotted.embed)  # type: ignore[method-assign]
+        compiled = partial(torch.compile, backend=backend)
+        self._prepared, self._settled = compiled(self._prepared), compiled(settle)
+        self.rules = replace(self.rules, choose=compiled(self.rules.choose))
+        self.slotted.embed = compiled(self.slotted.embed)  # type: ignore[method-assign]
 
     def _no_state(self, rows: int) -> Any:
         passes = _Shape((rows, self.b, self.model.settings.vocab_size), self.model.device)
@@ -248,116 +256,166 @@ class Engine:
         moved = self.rows.pending[row]
         return (start - self.b * moved.long())[:, None] + torch.arange(self.b, device=start.device)
 
-    def _launch(self, served: int, slots: int) -> Told:
+    def _launch(self, rows: tuple[int, ...]) -> Told:
+        served, slots = self._size(rows)
         unit = self._units.setdefault((served, slots), Unit())
         unit.used += 1
-        self.stats.passes += 1
-        self.stats.slots += slots
         if self.graphs and unit.used == 2:
             self._capture(unit, served, slots)
         if unit.graph is not None:
             unit.graph.replay()
         else:
             unit.outputs = self._step(served, slots)
-        return self._tell(unit.outputs)
+        self.stats.passes += 1
+        self.stats.slots += slots
+        return self._tell(unit.outputs, rows)
 
     def _capture(self, unit: Unit, served: int, slots: int) -> None:
-        """Record the step for replay; where that fails, say so once and go on without."""
-        graph = torch.cuda.CUDAGraph()
+        """Record the step for replay, which computes nothing; where that fails (also for want of memory), say so once
+        and record no more: what is already recorded is still replayed."""
         try:
+            graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
             with torch.cuda.graph(graph, pool=self._pool):
                 unit.outputs = self._step(served, slots)
             self._pool, unit.graph = self._pool or graph.pool(), graph
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:
             self.graphs = False
-            warnings.warn(
-                f"rcd: steps are not replayed as CUDA graphs here ({str(error).splitlines()[0]}).", stacklevel=2
-            )
+            torch.cuda.empty_cache()
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            warnings.warn(f"rcd: steps are not replayed as CUDA graphs here ({why}); they run slower.", stacklevel=2)
 
-    def _tell(self, outputs: tuple[Tensor, ...]) -> Told:
+    def _tell(self, outputs: tuple[Tensor, ...], rows: tuple[int, ...]) -> Told:
         """Send the report to the host, without waiting for it."""
         if not self.on_gpu:
-            return Told(outputs[0].clone(), tuple(value.clone() for value in outputs[1:]), None)
+            return Told(outputs[0].clone(), tuple(value.clone() for value in outputs[1:]), rows, None)
         copies = [torch.empty(value.shape, dtype=value.dtype, pin_memory=True) for value in outputs]
         for copy, value in zip(copies, outputs, strict=True):
             copy.copy_(value, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return Told(copies[0], tuple(copies[1:]), arrived)
+        return Told(copies[0], tuple(copies[1:]), rows, arrived)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
+    def generate(self, requests: Iterable[Request]) -> list[Finished]:
+        """The answers in the order of the requests. If some failed, the first failure is raised when all are done."""
+        asked = list(requests)
+        told = {event.row: event for event in self.run(asked) if not isinstance(event, Step)}
+        events = [told[request.number] for request in asked]
+        for event in events:
+            if isinstance(event, Failed):
+                raise RCDError(event.message)
+        return [event for event in events if isinstance(event, Finished)]
+
     @torch.inference_mode()
-    def run(self, requests: Iterable[Request]) -> Iterator[Event]:
-        """Serve all requests: a Finished for each (and a Step for every step, where the engine watches). A request that
-        cannot be served raises when all others are done."""
-        waiting, flying = iter(requests), deque[Told]()
-        more = True
-        while more or self._serving or flying:
-            while more and len(self._serving) < self.cache.rows:
-                request = next(waiting, None)
-                more = request is not None
-                if request is not None:
-                    self._admit(request)
-            while flying and self._must_hear():
-                yield from self._hear(flying.popleft())
-            if self._serving:
-                flying.append(self._launch(*self._size()))
-            if flying and (len(flying) > LAG or not self._serving):
-                yield from self._hear(flying.popleft())
-        if self._failed:
-            (_, error), self._failed = self._failed[0], []
-            raise error
+    def run(self, requests: Iterable[Request]) -> Iterator[Event | Failed]:
+        """Serve all requests: a Finished or a Failed for each (and a Step for every step, where the engine watches). A
+        run that is left before its end drops what it was serving, and the next one begins afresh."""
+        waiting, more = iter(requests), True
+        try:
+            while more or self._serving or self._flying:
+                while more and len(self._serving) < self.cache.rows:
+                    request = next(waiting, None)
+                    more = request is not None
+                    failed = self.admit(request) if request is not None else None
+                    if failed is not None:
+                        yield failed
+                yield from self._turn()
+        finally:
+            self._drop()
+
+    def _turn(self) -> Iterator[Event | Failed]:
+        """Launch a step, and hear of the one before."""
+        while self._flying and self._must_hear():
+            yield from self._hear(self._flying.popleft())
+        if self._serving:
+            try:
+                self._flying.append(self._launch(self._next()))
+            except torch.OutOfMemoryError:
+                yield from self._give_up()
+        if self._flying and (len(self._flying) > LAG or not self._serving):
+            yield from self._hear(self._flying.popleft())
+
+    def _give_up(self) -> Iterator[Event | Failed]:
+        """A step ran out of memory: rows may be half updated, so that none can go on. Those that had ended before are
+        answered."""
+        while self._flying:
+            yield from self._hear(self._flying.popleft())
+        dropped = [one.request.number for one in self._serving.values()]
+        self._drop()
+        torch.cuda.empty_cache()
+        for number in dropped:
+            yield Failed(
+                number,
+                f"request {number} was dropped: a step of {len(dropped)} rows ran out of memory; serve fewer rows, or "
+                "make the engine with a smaller capacity.",
+            )
+
+    def _drop(self) -> None:
+        """Forget what is being served; every row is free."""
+        self._serving.clear()
+        self._flying.clear()
+        self.rows.active.zero_()
 
     def _must_hear(self) -> bool:
         """Of a canvas: whether a row may have finished its block in a step that is still unheard of. What comes next is
         then another kind of pass, and the host waits; at most once a block and row."""
         return self.canvas and any(one.due or one.left <= math.ceil(self._rate) for one in self._serving.values())
 
-    def _size(self) -> tuple[int, int]:
+    def _next(self) -> tuple[int, ...]:
+        """The rows that the next pass is for. Of a canvas: those that read all of it, if there are any."""
+        due = tuple(row for row, one in self._serving.items() if one.due)
+        return due or tuple(self._serving)
+
+    def _size(self, rows: tuple[int, ...]) -> tuple[int, int]:
         """(rows served, slots): rounded up, so that few sizes are captured. Slots for finished blocks are there for the
         rows that will probably have finished one in the step that is still unheard of."""
+        served = _rounded(len(rows), self.cache.rows)
         if self.canvas:
-            due = sum(one.due for one in self._serving.values())
-            return _rounded(due or len(self._serving), self.cache.rows), int(due > 0)
-        served = _rounded(len(self._serving), self.cache.rows)
-        likely = sum(one.left <= math.ceil(self._rate) for one in self._serving.values())
+            return served, int(self._serving[rows[0]].due)
+        likely = sum(self._serving[row].left <= math.ceil(self._rate) for row in rows)
         extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
         return served, served + extra
 
-    def _admit(self, request: Request) -> None:
-        """Prefill the prompt's whole blocks and give the request a row. What cannot be served disturbs no other."""
-        prompt, new = list(request.prompt), request.new_tokens
+    @torch.inference_mode()
+    def admit(self, request: Request) -> Failed | None:
+        """Prefill the prompt's whole blocks and give the request a free row; or say why not."""
+        row = next(row for row in range(self.cache.rows) if row not in self._serving)
+        prompt = list(request.prompt)
         try:
-            grid = 1 if self.canvas else self.b
-            check_prompts([prompt], self.model.settings, new, grid)
-            total = -(-(len(prompt) + new) // grid) * grid + (self.b if self.canvas else 0)
-            if total > self.cache.capacity:  # of a canvas there is one block more, for the last one's rest
-                raise RCDError(
-                    f"request {request.number} needs {total} positions and the engine has {self.cache.capacity} a row; "
-                    "shorten it, or make the engine with a larger capacity."
-                )
-            row = next(row for row in range(self.cache.rows) if row not in self._serving)
-            passes = 0 if self.canvas else self._prefill(prompt, row)
+            self._check(request, prompt)
+            self._enter(row, request, prompt, passes=0 if self.canvas else self._prefill(prompt, row))
         except RCDError as error:
-            self._failed.append((request, error))
-            return
+            return Failed(request.number, str(error))
         except torch.OutOfMemoryError:
+            self.rows.active[row].fill_(False)
             torch.cuda.empty_cache()
-            told = (
-                f"request {request.number} of {len(prompt)} tokens ran out of memory; shorten it, or serve fewer rows."
+            return Failed(
+                request.number,
+                f"request {request.number} of {len(prompt)} tokens ran out of memory; shorten it, or serve fewer rows.",
             )
-            self._failed.append((request, RCDError(told)))
-            return
+        return None
+
+    def _check(self, request: Request, prompt: list[int]) -> None:
+        """Refuse, before any work, what cannot be served."""
+        grid, new = 1 if self.canvas else self.b, whole("new_tokens", request.new_tokens, least=1)
+        check_prompts([prompt], self.model.settings, new, grid)
+        total, room = -(-(len(prompt) + new) // grid) * grid, self.cache.capacity - (self.b if self.canvas else 0)
+        if total > room:  # of a canvas, the cache has one block more, for the last one's rest
+            raise RCDError(
+                f"request {request.number} needs {total} positions and the engine has {room} a row; shorten it, or "
+                "make the engine with a larger capacity."
+            )
+
+    def _enter(self, row: int, request: Request, prompt: list[int], passes: int) -> None:
+        """Write the request into its row, which is active from here on."""
         serial, rows = next(self._serials), self.rows
-        first = len(prompt) if self.canvas else len(prompt) // self.b * self.b
+        first, limit = len(prompt) if self.canvas else len(prompt) // self.b * self.b, len(prompt) + request.new_tokens
         rows.text[row].fill_(self.model.settings.mask_token_id)
         rows.text[row, : len(prompt)] = _sent(prompt, self.model.device)
         for value, number in (
-            (rows.start, first), (rows.pending, self.canvas), (rows.prompt, len(prompt)), (rows.limit, len(prompt) + new),
+            (rows.start, first), (rows.pending, self.canvas), (rows.prompt, len(prompt)), (rows.limit, limit),
             (rows.step, 0), (rows.denoised, 0), (rows.stored, 0), (rows.broken, 0), (rows.serial, serial),
             (rows.active, True),
         ):  # fmt: skip
@@ -369,17 +427,17 @@ class Engine:
 
     def _prefill(self, prompt: list[int], row: int) -> int:
         """Store the prompt's whole blocks, under the block-causal mask; returns the passes that it took."""
-        whole, piece, device = len(prompt) // self.b * self.b, prefill_piece(self.b), self.model.device
-        for start in range(0, whole, piece):
-            ids = _sent(prompt[start : min(start + piece, whole)], device)[None]
+        end, piece, device = len(prompt) // self.b * self.b, prefill_piece(self.b), self.model.device
+        for start in range(0, end, piece):
+            ids = _sent(prompt[start : min(start + piece, end)], device)[None]
             position = torch.arange(start, start + ids.shape[1], device=device)
-            end = ((position // self.b + 1) * self.b).int()[None]
-            slots = Slots(_sent([row], device).int(), _sent([start], device).int(), end)
-            self.slotted(ids, slots)
-        self.stats.prefills += -(-whole // piece)
-        return -(-whole // piece)
+            seen = ((position // self.b + 1) * self.b).int()[None]
+            self.slotted(ids, Slots(_sent([row], device).int(), _sent([start], device).int(), seen))
+        passes = -(-end // piece)
+        self.stats.prefills += passes
+        return passes
 
-    def _hear(self, told: Told) -> Iterator[Event]:
+    def _hear(self, told: Told) -> Iterator[Event | Failed]:
         """Read a report: what every row did, and which have ended."""
         told.wait()
         if self.watch:
@@ -395,14 +453,18 @@ class Engine:
             if active:
                 continue
             del self._serving[row]
-            self.stats.idle += LAG if self._serving or LAG else 0
-            if broken:
-                told_ = f"the model's logits are NaN or inf at denoising step {broken} of prompt {one.request.number}; "
-                way = "try float32 (--dtype float32), and check the checkpoint with `rcd info --check`."
-                self._failed.append((one.request, RCDError(told_ + way)))
-                continue
-            counts = Counts(denoising=denoised, prefill=one.prefills, store=stored)
-            yield Finished(one.request.number, *self._answer(row, one.request), counts)
+            self.stats.idle += sum(row in later.rows for later in self._flying)
+            yield self._ended(row, one, broken, Counts(denoising=denoised, prefill=one.prefills, store=stored))
+
+    def _ended(self, row: int, one: Serving, broken: int, counts: Counts) -> Finished | Failed:
+        number = one.request.number
+        if broken:
+            return Failed(
+                number,
+                f"the model's logits are NaN or inf at denoising step {broken} of request {number}; "
+                "try float32 (--dtype float32), and check the checkpoint with `rcd info --check`.",
+            )
+        return Finished(number, *self._answer(row, one.request), counts)
 
     def _answer(self, row: int, request: Request) -> tuple[list[int], str]:
         length = len(request.prompt)
@@ -415,7 +477,7 @@ class Engine:
         if not live:
             return
         serving = [self._serving[int(row[k])] for k in live]
-        carries = isinstance(self.rows.carry, TensorState) and self.rows.carry.alpha is not None  # type: ignore[attr-defined]
+        carries = self.rows.carry.alpha is not None
         yield Step(
             rows=[one.request.number for one in serving],
             offsets=[int(start[k]) - len(one.request.prompt) for k, one in zip(live, serving, strict=True)],
@@ -435,14 +497,9 @@ class _Shape:
 
 def _rounded(count: int, most: int) -> int:
     """Up to the next of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, ..."""
-    size = 1
-    while size < count:
-        size = (
-            size + size // 2
-            if size >= 16 and not size & (size - 1) and size + size // 2 >= count
-            else 1 << size.bit_length()
-        )
-    return min(size, most)
+    power = 1 << (count - 1).bit_length()
+    between = 3 * power // 4
+    return min(between if power > 16 and between >= count else power, most)
 
 
 def _sent(values: Sequence[int], device: torch.device) -> Tensor:
@@ -451,22 +508,28 @@ def _sent(values: Sequence[int], device: torch.device) -> Tensor:
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
 
 
+def _made(model: DiffusionLM, rows: int, capacity: int) -> Cache:
+    try:
+        return Cache(model, rows, capacity)
+    except torch.OutOfMemoryError as error:
+        raise RCDError(
+            f"the cache of {rows} rows of {capacity} positions ran out of memory; take fewer or shorter rows."
+        ) from error
+
+
 def check_room(model: DiffusionLM, rows: int, capacity: int) -> None:
     """Refuse a cache that cannot fit, and say what would."""
-    if capacity > model.settings.context_length:
-        raise RCDError(
-            f"a row of {capacity} positions is longer than the model's context of {model.settings.context_length}; "
-            "lower the capacity."
-        )
     if model.device.type != "cuda":
         return
     free, _ = torch.cuda.mem_get_info(model.device)
     free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    room = int(0.85 * free)
-    if cache_bytes(model, rows, capacity) > room:
-        fits = max(0, room // cache_bytes(model, 0, capacity) - 1)
-        short = max(0, room // (cache_bytes(model, rows, 1)) // 64 * 64)
-        raise RCDError(
-            f"the cache of {rows} rows of {capacity} positions needs {cache_bytes(model, rows, capacity) / 2**30:.1f} GiB "
-            f"and {free / 2**30:.1f} are free; {fits} rows of that length would fit, or {rows} rows of {short}."
-        )
+    room, needed = int(CACHE_SHARE * free), cache_bytes(model, rows, capacity)
+    if needed <= room:
+        return
+    fewer, shorter = room // cache_bytes(model, 0, capacity) - 1, room // cache_bytes(model, rows, 1) // 64 * 64
+    ways = [f"{fewer} rows of that length"] if fewer > 0 else []
+    ways += [f"{rows} rows of {shorter}"] if shorter > 0 else []
+    raise RCDError(
+        f"the cache of {rows} rows of {capacity} positions needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} are "
+        f"free; {' or '.join(ways) + ' would fit' if ways else 'no cache fits beside this model'}."
+    )

@@ -109,9 +109,8 @@ def _opened(grid: Grid, entry: Entry) -> tuple[Opened, int]:
     prompts = prompt_ids([problem.question for problem in grid.problems], held.tokenizer, None)
     longest = max(map(len, prompts))
     config = entry.config.resolved(held.settings, held.rcd.carry, longest)
-    block = config.block_length if config.window == "blockwise" else 1
     try:
-        check_prompts(prompts, held.settings, config.new_tokens, block or 1)
+        check_prompts(prompts, held.settings, config.new_tokens, config.grid(held.settings))
     except RCDError as error:
         raise RCDError(f"{entry.model} cannot read the task {grid.task}: {error}") from error
     return held, longest

@@ -173,7 +173,7 @@ class Answerer:
             if not fits:
                 capped.append(config.new_tokens)
             try:
-                check_prompts([prompt], self.pipeline.settings, config.new_tokens, _grid(config))
+                check_prompts([prompt], self.pipeline.settings, config.new_tokens, config.grid(self.pipeline.settings))
             except RCDError as error:
                 hint = " Fewer worked examples help (--num-fewshot)." if "positions" in str(error) else ""
                 raise RCDError(f"document {doc} of {task}: {error}{hint}") from error
@@ -217,7 +217,7 @@ class Answerer:
         """The resolved configuration of a prompt of so many tokens, and whether it has room for all that it asks. The
         cap is the prompt's own, so that no answer depends on what else is asked."""
         resolved = self.pipeline.resolve(config, prompt)
-        grid = _grid(resolved)
+        grid = resolved.grid(self.pipeline.settings)
         room = self.pipeline.settings.context_length // grid * grid - prompt
         if room >= resolved.new_tokens or room < 1:
             return resolved, True
@@ -281,10 +281,6 @@ def padding(requests: Sequence[Any]) -> dict[int, int]:
         places[id(request)].append(place)
     again = {id(request): int(request.repeats or 1) for request in requests}
     return {place: held[0] for key, held in places.items() for place in held[again[key] :]}
-
-
-def _grid(config: DecodeConfig) -> int:
-    return (config.block_length or 1) if config.window == "blockwise" else 1
 
 
 def _figures(rows: Sequence[Request], wall: float) -> dict[str, Any]:

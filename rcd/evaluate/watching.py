@@ -103,7 +103,11 @@ def watch(
         raise RCDError("there are no problems to decode; ask for at least one.")
     resolved = pipeline.resolve(config, max(map(len, prompts)))
     assert resolved.carry is not None and not isinstance(resolved.carry, str)
-    size = 1 if pipeline.model.device.type == "cpu" else batch
+    steady = resolved.window in (
+        "blockwise",
+        "bidirectional",
+    )  # in the others some rows of a batch take no part in a step
+    size = batch if steady and pipeline.model.device.type != "cpu" else 1
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     for first in range(0, len(order), size):
         rows = order[first : first + size]

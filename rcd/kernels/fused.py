@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from rcd.residual.summary import CHUNK, PER_CHUNK, Reading, Tail
+from rcd.residual.summary import PER_CHUNK, Reading, Tail, chunk_for
 
 SKINNY = 64
 """Up to so many tokens a product only reads its weights, and is done here; above, the library's is faster."""
@@ -320,7 +320,7 @@ def _attend(
         offset = (base + place)[:, None] * C + c[None, :]
         key = tl.load(keys + offset, mask=there[:, None], other=0.0)
         value = tl.load(values + offset, mask=there[:, None], other=0.0)
-        if EXACT:
+        if EXACT:  # noqa: SIM108 - a kernel has no ternary of tiles
             score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
         else:
             score = tl.dot(q, tl.trans(key)) * scale
@@ -518,10 +518,12 @@ def _finish(
 
 
 def summarise(
-    logits_PV: Tensor, never: int, t_res: float = 1.0, keep: int = 0, chunk: int = CHUNK, per_chunk: int = PER_CHUNK
-) -> Reading:
+    logits_PV: Tensor, never: int, t_res: float = 1.0, keep: int = 0, chunk: int | None = None,
+    per_chunk: int = PER_CHUNK,
+) -> Reading:  # fmt: skip
     p, v = logits_PV.shape
     keep = min(keep, v)
+    chunk = chunk or chunk_for(v, keep)
     parts, kept = triton.cdiv(v, chunk), per_chunk if keep else 0
     on: dict[str, Any] = dict(device=logits_PV.device)
     keys = torch.empty(p * parts * (kept + 1), dtype=torch.int64, **on)

@@ -13,8 +13,8 @@ from torch.nn import functional
 from rcd.residual.summary import expected_embedding, probabilities, project, summarise
 
 __all__ = [
-    "add_norm", "attend", "expected_embedding", "gated", "linear", "linear_add_norm", "probabilities", "project", "rms_norm", "rotate_store",
-    "silu_mul", "summarise",
+    "add_norm", "attend", "expected_embedding", "gated", "linear", "linear_add_norm", "probabilities", "project",
+    "rms_norm", "rotate_store", "silu_mul", "summarise",
 ]  # fmt: skip
 
 

@@ -25,6 +25,15 @@ CHUNK, PER_CHUNK = 2048, 8
 """The tokens kept are the most probable among the PER_CHUNK most probable of each CHUNK neighbouring ids."""
 
 
+def chunk_for(vocabulary: int, keep: int) -> int:
+    """Neighbouring ids that are looked at together, a power of two: fewer for a small vocabulary, so that there are
+    four candidates and more for every token kept."""
+    size = CHUNK
+    while size > PER_CHUNK and size * 4 * keep > vocabulary * PER_CHUNK:
+        size //= 2
+    return size
+
+
 class Reading(NamedTuple):
     """One pass over logits [P, V]."""
 
@@ -85,8 +94,9 @@ def _centred(codebook_VD: Tensor, mean_D: Tensor, basis_DX: Tensor) -> Tensor:
 
 
 def summarise(
-    logits_PV: Tensor, never: int, t_res: float = 1.0, keep: int = 0, chunk: int = CHUNK, per_chunk: int = PER_CHUNK
-) -> Reading:
+    logits_PV: Tensor, never: int, t_res: float = 1.0, keep: int = 0, chunk: int | None = None,
+    per_chunk: int = PER_CHUNK,
+) -> Reading:  # fmt: skip
     """Read the logits once. The `per_chunk` most probable tokens of all are always kept, and all the `keep` most
     probable unless one chunk of neighbouring ids holds more than `per_chunk` of them."""
     z = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
@@ -96,7 +106,8 @@ def summarise(
     log_p = z.gather(-1, token[:, None]).squeeze(-1) - normaliser
     peak = (z.amax(-1) - normaliser).exp()
     entropy = torch.special.entr((z if t_res == 1.0 else z / t_res).softmax(-1)).sum(-1)
-    value, index = _kept(z, min(keep, z.shape[-1]), chunk, per_chunk)
+    keep = min(keep, z.shape[-1])
+    value, index = _kept(z, keep, chunk or chunk_for(z.shape[-1], keep), per_chunk)
     return Reading(token, log_p, normaliser, peak, entropy, (value - normaliser[:, None]).exp(), index)
 
 
