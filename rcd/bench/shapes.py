@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from rcd import registry
 from rcd.errors import RCDError
 from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import Checkpoint, build
+from rcd.models.family import FamilySpec
+from rcd.models.lm import DiffusionLM, ModelSettings
 from rcd.models.settings import RCDFile, resolve
 
 
@@ -45,24 +48,27 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def random_model(shape: str, device: torch.device, dtype: torch.dtype, **changes: Any) -> Checkpoint:
-    """A model of that shape. It never ends a text: its end tokens are none."""
-    if shape not in SHAPES:
-        raise RCDError(f"unknown shape {shape!r}; take one of {', '.join(SHAPES)}, or the path of a checkpoint.")
+def described(shape: str, **changes: Any) -> tuple[FamilySpec, dict[str, Any], dict[str, Any], ModelSettings]:
+    """(family, config.json, the backbone's configuration, settings) of a named shape. It never ends a text: its end
+    tokens are none."""
     family, config = SHAPES[shape]
-    config = {**config, **changes}
-    spec = registry.get("family", family)
-    backbone_config = spec.backbone_config(config)
+    spec, config = registry.get("family", family), {**config, **changes}
+    backbone = spec.backbone_config(config)
     settings = resolve(
         spec, config, {}, RCDFile(), {},
-        vocab_size=backbone_config["vocab_size"], context_length=backbone_config["max_position_embeddings"],
+        vocab_size=backbone["vocab_size"], context_length=backbone["max_position_embeddings"],
     )  # fmt: skip
-    model = build(spec, replace(settings, eos_token_ids=()), backbone_config, device="meta")
-    model.to(dtype)
+    return spec, config, backbone, replace(settings, eos_token_ids=())
+
+
+def random_model(shape: str, device: torch.device, dtype: torch.dtype, seed: int = 0, **changes: Any) -> Checkpoint:
+    """A model of a named shape, its weights drawn on the device; `changes` are of its config.json."""
+    spec, config, backbone, settings = described(shape, **changes)
+    model = build(spec, settings, backbone, device="meta").to(dtype)
     model.to_empty(device=device)
     rotary: Any = model.backbone.rotary_emb
     model.backbone.rotary_emb = type(rotary)(config=model.backbone.config).to(device)
-    generator = torch.Generator(device).manual_seed(0)
+    generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.requires_grad_(False)
@@ -73,10 +79,23 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, **changes
     return Checkpoint(model, config, None, RCDFile())
 
 
-def model_for(shape: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+def check_shape(shape: str, paths: bool = True) -> None:
+    """Refuse a name that is neither a shape nor, where these will do, a path."""
+    if shape not in SHAPES and not (paths and (Path(shape).expanduser().exists() or shape.startswith("bundled:"))):
+        other = ", or the path of a checkpoint" if paths else ""
+        raise RCDError(f"unknown shape {shape!r}; take one of {', '.join(SHAPES)}{other}.")
+
+
+def settings_of(shape: str) -> ModelSettings:
+    """Of a named shape or a checkpoint's path, before its tensors are made or read."""
+    check_shape(shape)
+    return described(shape)[3] if shape in SHAPES else ckpt.open_checkpoint(shape).settings
+
+
+def model_for(shape: str, device: torch.device, dtype: str) -> DiffusionLM:
     """A named shape, or a checkpoint's path, with its end tokens taken away: every run does equal work."""
     if shape in SHAPES:
-        return random_model(shape, device, dtype)
-    held = ckpt.load(shape, device=device, dtype=dtype)
-    held.model.settings = replace(held.model.settings, eos_token_ids=())
-    return held
+        return random_model(shape, device, ckpt.pick_dtype(dtype, torch.bfloat16, device)).model
+    model = ckpt.load(shape, device=device, dtype=dtype).model
+    model.settings = replace(model.settings, eos_token_ids=())
+    return model

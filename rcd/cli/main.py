@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from rcd.cli import (
     ablate,
+    bench,
     calibrate,
     contamination,
     demo,
@@ -61,6 +62,7 @@ app.command("lm-eval")(lm_eval.lm_eval)
 app.command("contamination")(contamination.contamination)
 app.command("train")(train.train)
 app.command("export")(export.export)
+app.add_typer(bench.app, name="bench")
 
 
 @app.callback(invoke_without_command=True)

@@ -130,7 +130,7 @@ def _joined(*modules: nn.Linear) -> tuple[Tensor, Tensor | None]:
     return weight, None if modules[0].bias is None else _one([module.bias for module in modules])
 
 
-def _one(parts: list[nn.Parameter]) -> Tensor:
+def _one(parts: list[Tensor]) -> Tensor:
     """The parts behind one another; as they are where an earlier engine has put them so."""
     sizes, first = [len(part) for part in parts], parts[0].data
     ends = [part.data_ptr() + part.numel() * part.element_size() for part in parts]

@@ -43,7 +43,7 @@ CACHE_SHARE = 0.85
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt. `number` is what its events are called by."""
+    """One prompt. `number` is what its events are called by; no two of a run have the same."""
 
     number: int
     prompt: Sequence[int]
@@ -179,7 +179,7 @@ class Engine:
         self.canvas = config.window == "dual"
         whole("rows", rows, least=1)
         whole("capacity", capacity, least=1, most=model.settings.context_length)
-        capacity = capacity + self.b if self.canvas else -(-capacity // self.b) * self.b
+        capacity += -(config.new_tokens if self.canvas else capacity) % self.b  # the last block is a whole one
         check_room(model, rows, capacity)
         self.parts = parts_for(model.device)
         self.rules = Rules.of(config, model.settings).summarising(model, config, self.parts)
@@ -190,7 +190,8 @@ class Engine:
         mask = model.settings.mask_token_id
         self.rows = Rows.empty(rows, capacity, mask, self._no_state(rows + 1), model.device)
         self.on_gpu = model.device.type == "cuda"
-        self.graphs = self.on_gpu and graphs is not False
+        fused = self.parts.__name__.endswith(".fused")  # the plain parts ask the host, which no graph can
+        self.graphs = self.on_gpu and fused and graphs is not False
         self.stats = Stats()
         self._prepared: Any = prepared_canvas if self.canvas else prepared
         self._settled: Any = settle
@@ -225,9 +226,8 @@ class Engine:
         rows, config, settings = self.rows, self.config, self.model.settings
         eos, mask = settings.eos_token_ids, settings.mask_token_id
         if self.canvas:
-            length = self.cache.capacity - self.b
             made, given, view, ids = self._prepared(
-                rows, served, bool(slots), length, config, self.rules.carry, mask, eos
+                rows, served, bool(slots), self.cache.capacity, config, self.rules.carry, mask, eos
             )
         else:
             made, given = self._prepared(rows, served, slots, config, self.rules.carry, mask, eos)
@@ -267,7 +267,7 @@ class Engine:
         else:
             unit.outputs = self._step(served, slots)
         self.stats.passes += 1
-        self.stats.slots += slots
+        self.stats.slots += served if self.canvas else slots
         return self._tell(unit.outputs, rows)
 
     def _capture(self, unit: Unit, served: int, slots: int) -> None:
@@ -381,7 +381,9 @@ class Engine:
     @torch.inference_mode()
     def admit(self, request: Request) -> Failed | None:
         """Prefill the prompt's whole blocks and give the request a free row; or say why not."""
-        row = next(row for row in range(self.cache.rows) if row not in self._serving)
+        row = next((row for row in range(self.cache.rows) if row not in self._serving), None)
+        if row is None:
+            return Failed(request.number, f"all {self.cache.rows} rows are taken; `run` lets requests wait for one.")
         prompt = list(request.prompt)
         try:
             self._check(request, prompt)
@@ -399,13 +401,14 @@ class Engine:
 
     def _check(self, request: Request, prompt: list[int]) -> None:
         """Refuse, before any work, what cannot be served."""
-        grid, new = 1 if self.canvas else self.b, whole("new_tokens", request.new_tokens, least=1)
-        check_prompts([prompt], self.model.settings, new, grid)
-        total, room = -(-(len(prompt) + new) // grid) * grid, self.cache.capacity - (self.b if self.canvas else 0)
-        if total > room:  # of a canvas, the cache has one block more, for the last one's rest
+        new = whole("new_tokens", request.new_tokens, least=1)
+        check_prompts([prompt], self.model.settings, new, 1 if self.canvas else self.b)
+        first = len(prompt) if self.canvas else 0  # where the grid of blocks begins
+        total = first - (first - len(prompt) - new) // self.b * self.b
+        if total > self.cache.capacity:
             raise RCDError(
-                f"request {request.number} needs {total} positions and the engine has {room} a row; shorten it, or "
-                "make the engine with a larger capacity."
+                f"request {request.number} needs {total} positions and the engine has {self.cache.capacity} a row; "
+                "shorten it, or make the engine with a larger capacity."
             )
 
     def _enter(self, row: int, request: Request, prompt: list[int], passes: int) -> None:
@@ -423,7 +426,7 @@ class Engine:
         if isinstance(rows.carry, TensorState):
             for state in rows.carry._tensors():
                 state[row].zero_()
-        self._serving[row] = Serving(request, serial, passes, left=self.b, due=self.canvas)
+        self._serving[row] = Serving(request, serial, passes, left=first + self.b - len(prompt), due=self.canvas)
 
     def _prefill(self, prompt: list[int], row: int) -> int:
         """Store the prompt's whole blocks, under the block-causal mask; returns the passes that it took."""

@@ -160,10 +160,12 @@ def ready(rows: Rows, made: Plan, config: DecodeConfig, carry: Carry, mask: int,
     output = (position >= rows.prompt[row][:, None]) & (position < rows.limit[row][:, None])
     going = (rows.active[row] & ~made.storing)[:, None]
     masked = (ids[:served] == mask) & going
+    total = torch.full_like(row, b)
     if config.window != "blockwise":  # a canvas ends where the answer does, not with a whole block
         masked = masked & output
+        total = (rows.limit[row] - made.start[:served]).clamp_max(b)
     candidates = unsettled(ids[:served], masked, output, eos, config.eos_early_stop)
-    least = quota(torch.full_like(row, b), config.num_inference_steps or b, rows.step[row])
+    least = quota(total, config.num_inference_steps or b, rows.step[row])
     return Ready(ids, output, masked, candidates, places(carry, masked) & going, least)
 
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from rcd.residual.summary import PER_CHUNK, Reading, Tail, chunk_for
+from rcd.residual.summary import PER_CHUNK, Reading, Tail, chunk_for, line_for
 
 SKINNY = 64
 """Up to so many tokens a product only reads its weights, and is done here; above, the library's is faster."""
@@ -199,8 +199,11 @@ def _add_norm(
     tl.store(out + row * D + at, normed.to(kind), mask=keep)
 
 
+NORM_WARPS = 16
+
+
 def _warps(width: int) -> int:
-    return 16 if width >= 4096 else 8 if width >= 2048 else 4
+    return NORM_WARPS if width >= 4096 else 8 if width >= 2048 else 4
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -367,9 +370,17 @@ def _processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if torch.cuda.is_available() else 4
 
 
+ATTENTION = {"pairs": 64, "keys": 64, "warps": 4, "stages": 3}
+"""Tile sizes of attention; the pairs are (token, head of the group)."""
+
+
+PART = 128
+"""The fewest keys that are worth a part of their own."""
+
+
 def splits_for(programs: int, longest: int, tile: int, processors: int) -> int:
-    """Enough parts to keep the GPU busy, none of them shorter than two tiles."""
-    return max(1, min(32, longest // (2 * tile), -(-processors // programs)))
+    """Enough parts to keep the GPU busy, none of them shorter than PART keys."""
+    return max(1, min(32, longest // max(PART, tile), -(-processors // programs)))
 
 
 def attend(
@@ -379,8 +390,8 @@ def attend(
     n, q, h, c = query_NQHC.shape
     g, t = keys_RGTC.shape[1:3]
     pairs = q * h // g
-    tile_m = min(64, max(16, triton.next_power_of_2(pairs)))
-    tile_k = 64 if c <= 128 else 32
+    tile_m = min(ATTENTION["pairs"], max(16, triton.next_power_of_2(pairs)))
+    tile_k = ATTENTION["keys"] if c <= 128 else 32
     tiles = triton.cdiv(pairs, tile_m)
     splits = splits_for(tiles * g * n, t, tile_k, _processors(query_NQHC.device.index or 0))
     out = torch.empty_like(query_NQHC)
@@ -393,7 +404,7 @@ def attend(
     _attend[(tiles, g, n * splits)](
         query_NQHC, keys_RGTC, values_RGTC, row_N, end_NQ, row_N if order_N is None else order_N, parts, top, total,
         scale, t, q, splits, H=h, G=g, C=c, TILE_M=tile_m, TILE_K=tile_k, SPLIT=splits > 1,
-        EXACT=query_NQHC.dtype == torch.float32, ORDERED=order_N is not None, num_warps=4, num_stages=2, **_launch(),
+        EXACT=query_NQHC.dtype == torch.float32, ORDERED=order_N is not None, num_warps=ATTENTION["warps"], num_stages=ATTENTION["stages"], **_launch(),
     )  # fmt: skip
     if splits > 1:
         _join[(n * q * h,)](
@@ -443,12 +454,13 @@ def _value_of(key):
 @triton.jit
 def _read(
     logits, keys, tops, sums, moments, V, never, inverse_t, PARTS,
-    CHUNK: tl.constexpr, KEPT: tl.constexpr, TEMPERED: tl.constexpr,
+    CHUNK: tl.constexpr, LINE: tl.constexpr, KEPT: tl.constexpr, TEMPERED: tl.constexpr,
 ):  # fmt: skip
     """A chunk of one row: its largest logit, sums of exp(z) and z exp(z) relative to it, its KEPT largest keys and,
     ahead of them, that of the largest but `never`."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = part * CHUNK + tl.arange(0, CHUNK)
+    number = tl.arange(0, CHUNK)
+    at = ((number // LINE) * PARTS + part) * LINE + number % LINE
     inside = at < V
     z = tl.load(logits + row * V + at, mask=inside, other=float("-inf")).to(tl.float32)
     mark = row * PARTS + part
@@ -535,7 +547,7 @@ def summarise(
     tempered, inverse = t_res != 1.0, 1.0 / t_res
     _read[(p, parts)](
         logits_PV, keys, tops, sums, moments, v, never, inverse, parts,
-        CHUNK=chunk, KEPT=kept, TEMPERED=tempered, num_warps=4,
+        CHUNK=chunk, LINE=line_for(chunk, per_chunk), KEPT=kept, TEMPERED=tempered, num_warps=4,
     )  # fmt: skip
     _finish[(p,)](
         keys, tops, sums, moments, token, log_p, normaliser, peak, entropy, kept_p, ids, inverse, parts, v,

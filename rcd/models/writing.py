@@ -44,7 +44,7 @@ def save(
         tensor = state[spec.to_stock(name)].detach()
         # as on disk, unless the model was loaded narrower: then what is left of the precision is what is written
         out[name] = tensor.to("cpu", dtype if dtype.itemsize <= tensor.dtype.itemsize else tensor.dtype).contiguous()
-    if len({tensor.data_ptr() for tensor in out.values()}) < len(out):
+    if len({tensor.untyped_storage().data_ptr() for tensor in out.values()}) < len(out):  # tied, or an engine's views
         out = {name: tensor.clone() for name, tensor in out.items()}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -21,13 +21,14 @@ from torch.nn import functional
 
 from rcd.residual.distribution import Distribution
 
-CHUNK, PER_CHUNK = 2048, 8
-"""The tokens kept are the most probable among the PER_CHUNK most probable of each CHUNK neighbouring ids."""
+CHUNK, PER_CHUNK, LINE = 2048, 8, 64
+"""The tokens kept are the most probable among the PER_CHUNK most probable of each CHUNK of ids. A chunk is made of lines
+of 64 neighbouring ids from all over the vocabulary, because a tokenizer's frequent tokens are neighbours."""
 
 
 def chunk_for(vocabulary: int, keep: int) -> int:
-    """Neighbouring ids that are looked at together, a power of two: fewer for a small vocabulary, so that there are
-    four candidates and more for every token kept."""
+    """How many ids are looked at together, a power of two: fewer for a small vocabulary, so that there are four
+    candidates and more for every token kept."""
     size = CHUNK
     while size > PER_CHUNK and size * 4 * keep > vocabulary * PER_CHUNK:
         size //= 2
@@ -98,7 +99,7 @@ def summarise(
     per_chunk: int = PER_CHUNK,
 ) -> Reading:  # fmt: skip
     """Read the logits once. The `per_chunk` most probable tokens of all are always kept, and all the `keep` most
-    probable unless one chunk of neighbouring ids holds more than `per_chunk` of them."""
+    probable unless one chunk holds more than `per_chunk` of them."""
     z = logits_PV.to(torch.promote_types(logits_PV.dtype, torch.float32))
     normaliser = z.logsumexp(-1)
     allowed = z.index_fill(-1, torch.full((1,), never, device=z.device), float("-inf"))
@@ -116,13 +117,26 @@ def _kept(z_PV: Tensor, keep: int, chunk: int, per_chunk: int) -> tuple[Tensor, 
     p, v = z_PV.shape
     if not keep:
         return z_PV.new_empty(p, 0), torch.empty(p, 0, dtype=torch.long, device=z_PV.device)
-    parts = -(-v // chunk)
-    padded = functional.pad(z_PV, (0, parts * chunk - v), value=float("-inf")).view(p, parts, chunk)
+    index = _chunks(v, chunk, per_chunk, z_PV.device)
+    padded = functional.pad(z_PV, (0, index.numel() - v), value=float("-inf"))[:, index]
     order = padded.argsort(dim=-1, descending=True, stable=True)[..., :per_chunk]
-    ids = (order + torch.arange(parts, device=order.device)[:, None] * chunk).flatten(1)
-    values = padded.gather(-1, order).flatten(1)
+    ids = index.expand(p, *index.shape).gather(-1, order).flatten(1)
+    ids, by_id = ids.sort(dim=-1)
+    values = padded.gather(-1, order).flatten(1).gather(1, by_id)
     best = values.argsort(dim=-1, descending=True, stable=True)[:, :keep]
     return values.gather(1, best), ids.gather(1, best).clamp_max(v - 1)
+
+
+def line_for(chunk: int, per_chunk: int) -> int:
+    """Neighbouring ids that stay together in a chunk."""
+    return min(LINE, max(1, chunk // per_chunk))
+
+
+def _chunks(vocabulary: int, chunk: int, per_chunk: int, device: torch.device) -> Tensor:
+    """[parts, chunk] the ids of every chunk, rising; those beyond the vocabulary are none."""
+    parts, line = -(-vocabulary // chunk), line_for(chunk, per_chunk)
+    at = torch.arange(chunk, device=device)
+    return ((at // line) * parts + torch.arange(parts, device=device)[:, None]) * line + at % line
 
 
 def project(logits_PV: Tensor, normaliser_P: Tensor, coordinates_VR: Tensor) -> Tensor:

@@ -1,0 +1,527 @@
+"""The engine emits the plain windows' tokens, whoever else is in the batch, and outlives what goes wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import rcd
+from rcd import kernels
+from rcd.carry.base import make
+from rcd.carry.loopholing import Loopholing
+from rcd.carry.residual import Residual
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Failed, Finished, Step
+from rcd.engine.engine import CACHE_SHARE, Engine, Request, check_room
+from rcd.models.toy import toy
+from rcd.residual.summary import Summariser, Tail
+from tests.conftest import exact
+
+NEW = 19
+PROMPTS = [[5, 9, 13, 2, 40, 41, 7, 8, 1, 3, 77], [4, 4, 6], [60 + k for k in range(21)], [9] * 8]
+CARRIES: dict[str, Any] = {
+    **{name: make(name) for name in ("none", "residual", "iter_smooth", "token_merge", "soft_mask")},
+    "latent_refinement": make("latent_refinement"),
+    "loopholing": Loopholing(),
+    "top1": Residual(alpha="top1"),
+    "t_res": Residual(t_res=0.8, t_res_on="both", alpha="confidence"),
+}
+RULES: dict[str, dict[str, Any]] = {
+    "threshold": {},
+    "dynamic": {"num_inference_steps": 3},
+    "topm": {"commit": "topm", "num_inference_steps": 3},
+    "factor": {"commit": "factor"},
+    "sequential": {"commit": "sequential", "num_inference_steps": 4},
+    "one a step": {"threshold": 1.0},
+}
+
+
+def config(**settings: Any) -> DecodeConfig:
+    return DecodeConfig(**{"max_new_tokens": NEW, "block_length": 8, "threshold": 0.55, **settings})
+
+
+def canvas(**settings: Any) -> DecodeConfig:
+    return config(window="dual", carry_scope="block", **settings)
+
+
+def asked(prompts: Sequence[Sequence[int]] = PROMPTS, new: int = NEW) -> list[Request]:
+    return [Request(number, prompt, new) for number, prompt in enumerate(prompts)]
+
+
+def engine(pipeline: rcd.Pipeline, chosen: DecodeConfig, rows: int = 2, capacity: int = 48, **more: Any) -> Engine:
+    if isinstance(chosen.carry, Loopholing):
+        pipeline.model.hold(chosen.carry)
+    return Engine(pipeline.model, pipeline.resolve(chosen), rows=rows, capacity=capacity, **more)
+
+
+def outcomes(served: Engine, requests: Iterable[Request]) -> tuple[dict[int, list[int]], dict[int, str]]:
+    """(the answers, the failures), by the requests' numbers."""
+    ends = [event for event in served.run(requests) if not isinstance(event, Step)]
+    answers = {event.row: event.ids for event in ends if isinstance(event, Finished)}
+    failures = {event.row: event.message for event in ends if isinstance(event, Failed)}
+    assert len(answers) + len(failures) == len(ends)  # every request ends once
+    return answers, failures
+
+
+def agree(pipeline: rcd.Pipeline, chosen: DecodeConfig, rows: Iterable[int] = (1, 2, 4)) -> None:
+    """Tokens, stop reasons and denoising steps of the plain window; few rows: requests enter as others leave."""
+    if isinstance(chosen.carry, Loopholing):
+        pipeline.model.hold(chosen.carry)
+    want = pipeline.generate(PROMPTS, chosen).results
+    for count in rows:
+        served = engine(pipeline, chosen, count)
+        got = served.generate(asked())
+        assert [one.ids for one in got] == [one.ids for one in want]
+        assert [one.stop_reason for one in got] == [one.stop_reason for one in want]
+        assert [one.counts.denoising for one in got] == [one.counts.denoising for one in want]
+        assert [one.counts.prefill for one in got] == [one.counts.prefill for one in want]
+        assert served.stats.idle <= len(PROMPTS)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("carry", CARRIES)
+def test_the_engine_emits_blockwises_tokens(models: dict[str, rcd.Pipeline], carry: str, early: bool) -> None:
+    agree(models["sdar"], config(carry=CARRIES[carry], eos_early_stop=early))
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+@pytest.mark.parametrize("carry", ["none", "residual"])
+def test_of_every_block_length(models: dict[str, rcd.Pipeline], carry: str, block: int) -> None:
+    agree(models["sdar"], config(carry=carry, block_length=block), rows=(2,))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("carry", ["none", "residual"])
+def test_under_every_commit_rule(models: dict[str, rcd.Pipeline], carry: str, rule: str) -> None:
+    agree(models["sdar"], config(carry=carry, **RULES[rule]), rows=(2, 4))
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("carry", CARRIES)
+def test_the_engine_emits_duals_tokens(models: dict[str, rcd.Pipeline], carry: str, early: bool) -> None:
+    agree(models["llada"], canvas(carry=CARRIES[carry], eos_early_stop=early), rows=(1, 2))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("block", [4, 16])
+def test_on_a_canvas_under_every_commit_rule(models: dict[str, rcd.Pipeline], rule: str, block: int) -> None:
+    agree(models["llada"], canvas(carry="residual", block_length=block, **RULES[rule]), rows=(2, 4))
+
+
+def test_the_compiled_bookkeeping_emits_the_same_tokens(models: dict[str, rcd.Pipeline]) -> None:
+    """Traced as on a GPU, run by torch itself: the compiler's own kernels take minutes on a CPU."""
+    chosen = config(carry="residual")
+    served = engine(models["sdar"], chosen)
+    served._compile(backend="eager")
+    want = models["sdar"].generate(PROMPTS, chosen).sequences
+    assert [one.ids for one in served.generate(asked())] == want
+
+
+@pytest.mark.parametrize(
+    ("family", "chosen"),
+    [
+        ("sdar", config(carry="none")),
+        ("sdar", config(carry="residual")),
+        ("sdar", config(carry="residual", delta="kept", delta_tokens=8, delta_rank=4)),
+        ("llada", canvas(carry="residual")),
+    ],
+)
+def test_in_fp32_a_request_is_the_same_to_the_last_bit_whoever_else_is_there(family: str, chosen: DecodeConfig) -> None:
+    pipeline = rcd.Pipeline(toy(family, seed=3, spread=6.0))
+
+    def traced(requests: list[Request], rows: int) -> dict[int, list[Any]]:
+        """Everything that was told of each request."""
+        told: dict[int, list[Any]] = {}
+        for event in engine(pipeline, chosen, rows, watch=True).run(requests):
+            assert not isinstance(event, Failed)
+            if isinstance(event, Finished):
+                told[event.row].append(event.ids)
+                continue
+            for k, row in enumerate(event.rows):
+                confidence = event.confidence[k].nan_to_num(-1.0).tolist()
+                alpha = None if event.alpha is None else event.alpha[k].tolist()
+                told.setdefault(row, []).append((event.number[k], confidence, alpha))
+        return told
+
+    together = [traced(asked(), rows) for rows in (2, 3, 4)]
+    for request in asked():
+        alone = traced([request], 1)[request.number]
+        assert all(told[request.number] == alone for told in together)
+
+
+@pytest.mark.parametrize(
+    ("family", "chosen"),
+    [("sdar", config(carry="residual")), ("sdar", config(carry="none")), ("llada", canvas(carry="residual"))],
+)
+def test_step_events_replay_to_the_text(models: dict[str, rcd.Pipeline], family: str, chosen: DecodeConfig) -> None:
+    served = engine(models[family], chosen, watch=True)
+    text: dict[int, dict[int, int]] = {row: {} for row in range(len(PROMPTS))}
+    steps, done = dict.fromkeys(text, 0), 0
+    for event in served.run(asked()):
+        assert not isinstance(event, Failed)
+        if isinstance(event, Finished):
+            written = [text[event.row][place] for place in range(len(event.ids))]
+            assert (written, steps[event.row]) == (event.ids, event.counts.denoising)
+            done += 1
+            continue
+        for k, row in enumerate(event.rows):
+            steps[row] += 1
+            assert event.number[k] == steps[row]
+            for place in event.committed[k].nonzero().flatten().tolist():
+                text[row][event.offsets[k] + place] = int(event.draft[k, place])
+        assert (event.alpha is not None) == (chosen.carry == "residual")
+        assert not (event.committed & event.masked).any()
+        assert event.confidence[event.committed].isfinite().all()
+    assert done == len(PROMPTS)
+
+
+def test_with_a_slot_for_every_block_nothing_waits(models: dict[str, rcd.Pipeline]) -> None:
+    """Finished blocks are stored beside the next one's first step: no pass is spent on them."""
+    served = engine(models["sdar"], config(carry="residual", block_length=4), rows=4)
+    served._size = lambda rows: (4, 8)  # type: ignore[method-assign]
+    for one in served.generate(asked()):
+        assert one.counts.store == 0
+        assert one.counts.forwards == one.counts.denoising + one.counts.prefill
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_at_a_steady_pace_the_engine_foresees_the_slots(models: dict[str, rcd.Pipeline], rows: int) -> None:
+    served = engine(models["sdar"], config(carry="residual", threshold=1.0, block_length=4), rows)
+    assert [one.counts.store for one in served.generate(asked())] == [0] * len(PROMPTS)
+    slots = served.stats.slots - served.stats.passes * rows
+    assert 0 < slots < served.stats.passes * rows  # and has none where no block ends
+
+
+def test_a_pass_only_stores_for_want_of_a_slot(models: dict[str, rcd.Pipeline]) -> None:
+    served = engine(models["sdar"], config(carry="residual", block_length=4), rows=4)
+    served._size = lambda rows: (4, 4)  # type: ignore[method-assign]
+    got, want = served.generate(asked()), models["sdar"].generate(PROMPTS, config(carry="residual", block_length=4))
+    assert [one.ids for one in got] == want.sequences
+    assert [one.counts.store for one in got] == [one.counts.store for one in want.results]
+
+
+def test_idle_steps_are_counted_one_by_one(models: dict[str, rcd.Pipeline]) -> None:
+    """One row: the host has launched exactly one pass too many for every request."""
+    served = engine(models["sdar"], config(carry="none", threshold=1.0), rows=1)
+    got = served.generate(asked())
+    assert served.stats.idle == len(PROMPTS)
+    assert served.stats.passes == served.stats.idle + sum(one.counts.denoising + one.counts.store for one in got)
+
+
+def test_engines_share_the_models_weights_and_leave_it_as_it_was(tmp_path: Path) -> None:
+    pipeline = exact("sdar")
+    before = {name: value.clone() for name, value in pipeline.model.state_dict().items()}
+    first, second = (engine(pipeline, config(carry="none")) for _ in range(2))
+    packed = [[layer.qkv.data_ptr() for layer in each.slotted.backbone.layers] for each in (first, second)]
+    assert packed[0] == packed[1]
+    assert all(torch.equal(value, before[name]) for name, value in pipeline.model.state_dict().items())
+    pipeline.save(tmp_path / "model")
+    again = rcd.load(tmp_path / "model", dtype=torch.float64).model.state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in again.items())
+
+
+# -- delta -----------------------------------------------------------------------------------------------------------
+
+
+def kept(codebook: torch.Tensor, tokens: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(delta of so many tokens and directions, the exact one) of some distributions."""
+    logits = 3 * torch.randn(2, 3, len(codebook), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    parts = kernels.parts_for(torch.device("cpu"))
+    read = Summariser(parts, never=0, keep=tokens, tail=Tail.of(codebook, rank))(logits)
+    return read.expectation(codebook), logits.softmax(-1) @ codebook
+
+
+def test_delta_with_every_token_kept_is_exact(models: dict[str, rcd.Pipeline]) -> None:
+    codebook = models["sdar"].model.codebook
+    torch.testing.assert_close(*kept(codebook, len(codebook), 1), atol=1e-12, rtol=0)
+    want = models["sdar"].generate(PROMPTS, config(carry="residual", delta="exact")).sequences
+    chosen = config(carry="residual", delta="kept", delta_tokens=len(codebook), delta_rank=1)
+    assert [one.ids for one in engine(models["sdar"], chosen).generate(asked())] == want
+
+
+def test_delta_with_every_direction_kept_is_exact(models: dict[str, rcd.Pipeline]) -> None:
+    codebook = models["sdar"].model.codebook
+    torch.testing.assert_close(*kept(codebook, 8, codebook.shape[1]), atol=1e-4, rtol=0)
+    want = models["sdar"].generate(PROMPTS, config(carry="residual", delta="exact")).sequences
+    chosen = config(carry="residual", delta="kept", delta_tokens=8, delta_rank=codebook.shape[1])
+    assert [one.ids for one in engine(models["sdar"], chosen).generate(asked())] == want
+
+
+def test_kept_delta_is_an_approximation_where_it_leaves_something_out(models: dict[str, rcd.Pipeline]) -> None:
+    """The checks above could fail."""
+    rough, exact_one = kept(models["sdar"].model.codebook, 1, 1)
+    assert (rough - exact_one).abs().max() > 1e-3
+
+
+def test_the_tail_is_the_same_for_the_same_codebook(models: dict[str, rcd.Pipeline]) -> None:
+    codebook = models["sdar"].model.codebook
+    torch.manual_seed(1)
+    one = Tail.of(codebook, 6)
+    torch.manual_seed(2)
+    other = Tail.of(codebook, 6)
+    assert all(torch.equal(a, b) for a, b in zip(vars(one).values(), vars(other).values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"delta": "rough"}, "delta"),
+        ({"delta_tokens": 48}, "power of two"),
+        ({"delta_tokens": 0}, "delta_tokens"),
+        ({"delta_rank": 0}, "delta_rank"),
+    ],
+)
+def test_settings_of_delta_are_checked(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(rcd.RCDError, match=words):
+        DecodeConfig(**settings)
+
+
+def test_large_vocabularies_keep_by_default() -> None:
+    assert [DecodeConfig().keeps(size) for size in (128, 16384, 16385)] == [False, False, True]
+    assert not DecodeConfig(delta="exact").keeps(151936)
+    assert DecodeConfig(delta="kept").keeps(128)
+
+
+# -- what the engine cannot do ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "words"),
+    [
+        ("sdar", {"temperature": 0.5}, "samples"),
+        ("sdar", {"window": "d2f"}, "window"),
+        ("sdar", {"carry": Residual(start="self")}, "passes of its own"),
+        ("sdar", {"eos_suppression": "logits"}, "eos_suppression"),
+        ("llada", {"window": "dual", "carry": "residual"}, "carry_scope"),
+        ("llada", {"window": "dual", "refresh_every": 2}, "refresh_every"),
+        ("dream", {"window": "dual"}, "next position"),
+    ],
+)
+def test_what_falls_to_the_plain_windows_is_refused_with_the_reason(
+    models: dict[str, rcd.Pipeline], family: str, settings: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(rcd.RCDError, match=words):
+        engine(models[family], config(**settings))
+
+
+@pytest.mark.parametrize(("rows", "capacity", "words"), [(0, 48, "rows"), (1, 0, "capacity"), (1, 10**6, "capacity")])
+def test_sizes_are_checked(models: dict[str, rcd.Pipeline], rows: int, capacity: int, words: str) -> None:
+    with pytest.raises(rcd.RCDError, match=words):
+        engine(models["sdar"], config(), rows, capacity)
+
+
+# -- bad requests and faults -----------------------------------------------------------------------------------------
+
+
+def spoilt(number: int, mask: int) -> Request:
+    """A request that cannot be served."""
+    prompts: list[list[int]] = [[7] * 60, [], [1, 10**6], [1, mask], [1]]
+    return Request(99, prompts[number], 0 if number == 4 else NEW)
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize(
+    ("family", "chosen"), [("sdar", config(carry="residual")), ("llada", canvas(carry="residual"))]
+)
+def test_a_bad_request_fails_alone(
+    models: dict[str, rcd.Pipeline], family: str, chosen: DecodeConfig, number: int
+) -> None:
+    pipeline = models[family]
+    want = pipeline.generate(PROMPTS, chosen).sequences
+    served, bad = engine(pipeline, chosen), spoilt(number, pipeline.settings.mask_token_id)
+    requests = [*asked()[:2], bad, *asked()[2:]]
+    answers, failures = outcomes(served, requests)
+    assert list(failures) == [99]
+    assert answers == dict(enumerate(want))
+    with pytest.raises(rcd.RCDError) as caught:
+        served.generate(requests)
+    assert str(caught.value) == failures[99]
+
+
+def test_a_bad_request_costs_no_work(models: dict[str, rcd.Pipeline]) -> None:
+    served = engine(models["sdar"], config())
+    _, failures = outcomes(served, [Request(0, [7] * 60, NEW)])
+    assert "80 positions" in failures[0]
+    assert "48 a row" in failures[0]
+    assert (served.stats.passes, served.stats.prefills) == (0, 0)
+
+
+@pytest.mark.parametrize("carry", ["none", "residual"])
+@pytest.mark.parametrize(("family", "window"), [("sdar", config), ("llada", canvas)])
+def test_logits_that_are_no_numbers_stop_their_row_alone(family: str, window: Any, carry: str) -> None:
+    pipeline, chosen = exact(family), window(carry=carry)
+    want = pipeline.generate(PROMPTS[:3], chosen).sequences
+    poison = next(token for token in range(100) if token not in {t for row in [*want, *PROMPTS] for t in row})
+    served = engine(pipeline, chosen, rows=3)
+    pipeline.model.embed = _poisoned(pipeline.model.embed, poison)  # type: ignore[method-assign]
+    requests = [*asked()[:2], Request(7, [3, poison, *[5] * 9], NEW), asked()[2]]
+    answers, failures = outcomes(served, requests)
+    assert list(failures) == [7]
+    assert "NaN or inf at denoising step 1 of request 7" in failures[7]
+    assert answers == dict(enumerate(want))
+    assert [one.ids for one in served.generate(asked()[:3])] == want  # its row serves again
+
+
+def _poisoned(embed: Any, poison: int) -> Any:
+    def spoil(ids: torch.Tensor) -> torch.Tensor:
+        return torch.where((ids == poison).unsqueeze(-1), float("nan"), embed(ids))
+
+    return spoil
+
+
+def once(work: Any, when: Any = lambda *_: True) -> Any:
+    """`work`, but for one call that runs out of memory."""
+    left = [1]
+
+    def failing(*given: Any) -> Any:
+        if left[0] and when(*given):
+            left[0] = 0
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return work(*given)
+
+    return failing
+
+
+def test_a_prefill_that_runs_out_of_memory_fails_alone(models: dict[str, rcd.Pipeline]) -> None:
+    chosen = config(carry="residual")
+    want = models["sdar"].generate(PROMPTS, chosen).sequences
+    served = engine(models["sdar"], chosen)
+    served._prefill = once(served._prefill, lambda prompt, row: len(prompt) == 21)  # type: ignore[method-assign]
+    answers, failures = outcomes(served, asked())
+    assert list(failures) == [2]
+    assert "out of memory" in failures[2]
+    assert answers == {row: want[row] for row in (0, 1, 3)}
+    assert [one.ids for one in served.generate(asked())] == want
+
+
+@pytest.mark.parametrize("part", ["_step", "_settled"])
+@pytest.mark.parametrize("at", [1, 2, 6])
+@pytest.mark.parametrize(
+    ("family", "chosen"), [("sdar", config(carry="residual")), ("llada", canvas(carry="residual"))]
+)
+def test_a_step_that_runs_out_of_memory_drops_the_rows_in_flight(
+    models: dict[str, rcd.Pipeline], family: str, chosen: DecodeConfig, at: int, part: str
+) -> None:
+    """Also behind the commit, when the rows are half updated."""
+    want = models[family].generate(PROMPTS, chosen).sequences
+    served, calls = engine(models[family], chosen), iter(range(1, 10**6))
+    setattr(served, part, once(getattr(served, part), lambda *_: next(calls) == at))
+    answers, failures = outcomes(served, asked())
+    assert 1 <= len(failures) <= 2
+    assert all("serve fewer rows" in message for message in failures.values())
+    assert answers == {row: want[row] for row in range(4) if row not in failures}
+    assert [one.ids for one in served.generate(asked())] == want
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("no graphs here\nat all")]
+)
+def test_a_capture_that_fails_is_told_once_and_steps_run_without(
+    models: dict[str, rcd.Pipeline], monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    chosen = config(carry="residual")
+    want = models["sdar"].generate(PROMPTS, chosen).sequences
+
+    def no_graph() -> None:
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", no_graph)
+    served = engine(models["sdar"], chosen)
+    served.graphs = True
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        got = [served.generate(asked()) for _ in range(2)]
+    assert [[one.ids for one in each] for each in got] == [want, want]
+    assert len(told) == 1
+    assert "not replayed as CUDA graphs" in str(told[0].message)
+
+
+def test_a_run_that_is_left_leaves_nothing_behind(models: dict[str, rcd.Pipeline]) -> None:
+    chosen = config(carry="residual")
+    want = models["sdar"].generate(PROMPTS, chosen).sequences
+    served = engine(models["sdar"], chosen)
+    events = served.run(asked())
+    assert isinstance(next(events), Finished)
+    events.close()  # type: ignore[attr-defined]
+
+    def broken() -> Iterator[Request]:
+        yield from asked()[:3]
+        raise KeyError("a caller's own mistake")
+
+    with pytest.raises(KeyError):
+        list(served.run(broken()))
+    assert [one.ids for one in served.generate(asked())] == want
+
+
+def test_a_request_without_a_free_row_is_told(models: dict[str, rcd.Pipeline]) -> None:
+    served = engine(models["sdar"], config(), rows=1)
+    assert served.admit(asked()[0]) is None
+    failed = served.admit(asked()[1])
+    assert failed is not None
+    assert "all 1 rows are taken" in failed.message
+
+
+def test_no_requests_are_no_work(models: dict[str, rcd.Pipeline]) -> None:
+    served = engine(models["sdar"], config())
+    assert served.generate([]) == []
+    assert served.stats.passes == 0
+
+
+def fake(pipeline: rcd.Pipeline, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The model as if on a GPU with so many bytes free."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    model = pipeline.model
+    device = torch.device("cuda")
+    return SimpleNamespace(backbone=model.backbone, codebook=model.codebook, settings=model.settings, device=device)
+
+
+def test_a_cache_that_does_not_fit_says_what_would(
+    models: dict[str, rcd.Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = 2 * 2 * 2 * 16 * 8  # bytes of a position: keys and values, layers, heads, head dimension, fp64
+    model = fake(models["sdar"], int(9 * 512 * each / CACHE_SHARE) + 100, monkeypatch)
+    check_room(model, 8, 512)
+    with pytest.raises(
+        rcd.RCDError, match=r"16 rows of 512 positions .* 8 rows of that length or 16 rows of 256 would"
+    ):
+        check_room(model, 16, 512)
+    model = fake(models["sdar"], 1000, monkeypatch)
+    with pytest.raises(rcd.RCDError, match="no cache fits"):
+        check_room(model, 16, 512)
+
+
+def test_a_cache_that_cannot_be_made_is_one_sentence(
+    models: dict[str, rcd.Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr("rcd.engine.engine.Cache", full)
+    with pytest.raises(rcd.RCDError, match="fewer or shorter rows"):
+        engine(models["sdar"], config())
+
+
+def test_a_gpu_without_triton_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = kernels.import_module
+
+    def without(name: str) -> Any:
+        if name.endswith("fused"):
+            raise ImportError("No module named 'triton'")
+        return real(name)
+
+    monkeypatch.setattr(kernels, "import_module", without)
+    monkeypatch.delenv("RCD_KERNELS", raising=False)
+    kernels._say.cache_clear()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        parts = [kernels.parts_for(torch.device("cuda")) for _ in range(3)]
+    assert [str(one.message).split(" (")[0] for one in told] == ["rcd: no Triton on this machine"]
+    assert all(part.__name__ == "rcd.kernels.plain" for part in parts)
