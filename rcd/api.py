@@ -15,8 +15,9 @@ from rcd import registry
 from rcd.carry.base import Carry, describe
 from rcd.data.examples import prompt_ids
 from rcd.decode.config import DecodeConfig
-from rcd.decode.events import Counts, Event, Finished
+from rcd.decode.events import Counts, Event, Failed, Finished
 from rcd.decode.stopping import check_prompts
+from rcd.engine.engine import Engine, Request
 from rcd.errors import RCDError, one_of
 from rcd.models import checkpoint as ckpt
 from rcd.models import writing
@@ -26,6 +27,8 @@ from rcd.models.lm import DiffusionLM, ModelSettings
 from rcd.models.pairing import check_pair
 from rcd.models.settings import RCDFile
 
+MOST_ROWS = 128
+"""Prompts that the engine serves together; more wait for a free row."""
 Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
 
@@ -108,6 +111,7 @@ class Pipeline:
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
+        self._engine: Engine | None = None
 
     @property
     def model(self) -> DiffusionLM:
@@ -150,7 +154,7 @@ class Pipeline:
         began = time.perf_counter()
         results: dict[int, Generation] = {}
         rows = self.encode(prompts, chat)
-        for event in self.stream(rows, config, reference=reference, generator=generator, seeds=seeds):
+        for event in self._events(rows, config, reference, generator, seeds, watch=False):
             if isinstance(event, Finished):
                 results[event.row] = self.generation(event, time.perf_counter() - began)
         return Output([results[row] for row in range(len(rows))])
@@ -167,16 +171,54 @@ class Pipeline:
         chat: bool | None = None,
     ) -> Iterator[Event]:
         """The events of decoding: a Step after every denoising step, a Finished for every prompt."""
-        rows = self.encode(prompts, chat)
+        yield from self._events(self.encode(prompts, chat), config, reference, generator, seeds, watch=True)
+
+    @torch.inference_mode()
+    def _events(
+        self,
+        rows: list[list[int]],
+        config: DecodeConfig | None,
+        reference: Pipeline | None,
+        generator: torch.Generator | None,
+        seeds: Sequence[int] | None,
+        watch: bool,
+    ) -> Iterator[Event]:
         resolved = self.resolve(config, max(map(len, rows), default=0))
         assert resolved.window is not None and resolved.carry is not None and not isinstance(resolved.carry, str)
         if resolved.carry.needs_reference:
             if reference is None:
                 raise RCDError("this carry needs a reference model; name one with reference (--reference).")
             check_reference(self, reference, rows, resolved)
+        if resolved.engine == "fast":
+            yield from self._served(rows, resolved, watch)
+            return
         window = registry.get("window", resolved.window)
         generators = row_generators(len(rows), resolved.seed, generator, self.model.device, seeds)
         yield from window(self.model, reference.model if reference else None, rows, resolved, generators)
+
+    def _served(self, rows: list[list[int]], config: DecodeConfig, watch: bool) -> Iterator[Event]:
+        """By the engine, which is kept for the next call of the same kind: what it has compiled and captured stays."""
+        check_prompts(rows, self.settings, config.new_tokens, config.grid(self.settings))
+        grid = config.grid(self.settings)
+        needed = max(-(-(len(row) + config.new_tokens) // grid) * grid for row in rows)
+        length = config.max_new_tokens if config.window == "dual" else None  # a block's engine is for any length
+        kind, held = replace(config, seed=0, max_new_tokens=length), self._engine
+        if (
+            held is None
+            or (held.config, held.watch) != (kind, watch)
+            or held.cache.rows < min(len(rows), MOST_ROWS)
+            or (held.room != needed if held.canvas else held.room < needed)
+        ):
+            self._engine = None  # its memory is free before the next one asks for some
+            self._engine = held = Engine(self.model, kind, rows=min(len(rows), MOST_ROWS), capacity=needed, watch=watch)
+        failed: Failed | None = None
+        for event in held.run(Request(number, row, config.new_tokens) for number, row in enumerate(rows)):
+            if isinstance(event, Failed):
+                failed = failed or event
+            else:
+                yield event
+        if failed is not None:
+            raise RCDError(failed.message)
 
     def encode(self, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
         """Every prompt as token ids."""

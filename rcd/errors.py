@@ -15,10 +15,19 @@ class RCDError(ValueError):
 
 def unknown_name(kind: str, name: object, choices: Iterable[str]) -> RCDError:
     """An unknown name of any part: the choices are listed, the nearest is suggested."""
+    return RCDError(f"unknown {kind} {name!r}{_choices(name, choices)}")
+
+
+def no_setting(owner: str, name: object, choices: Iterable[str]) -> RCDError:
+    """Such as `carry 'residual' has no setting 'strt' (did you mean 'start'?); choose from: ...`"""
+    return RCDError(f"{owner} has no setting {name!r}{_choices(name, choices)}")
+
+
+def _choices(name: object, choices: Iterable[str]) -> str:
     names = sorted(choices)
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return RCDError(f"unknown {kind} {name!r}{hint}; choose from: {', '.join(names)}.")
+    return f"{hint}; choose from: {', '.join(names)}."
 
 
 def one_of(kind: str, name: object, choices: Iterable[str]) -> None:
@@ -63,6 +72,11 @@ def reason(error: Exception) -> str:
     if not isinstance(error, OSError):
         return "its content is damaged"
     return REASONS.get(error.errno or 0, (error.strerror or type(error).__name__).lower())
+
+
+def first_line(error: BaseException) -> str:
+    """An error of another library, as part of a sentence."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
 
 
 def unwritable(what: str, path: object, error: OSError, way_out: str = "give another folder") -> RCDError:

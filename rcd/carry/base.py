@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rcd import registry
-from rcd.errors import RCDError, unknown_name
+from rcd.errors import RCDError, no_setting, unknown_name
 from rcd.residual.distribution import Distribution
 from rcd.residual.start import Passes
 
@@ -123,7 +123,7 @@ def make(name: str, settings: dict[str, Any] | None = None) -> Carry:
         if not fields:
             raise RCDError(f"carry {name!r} has no settings, so {key!r} cannot be set.")
         if key not in fields:
-            raise unknown_name(f"setting of carry {name!r}", key, fields)
+            raise no_setting(f"carry {name!r}", key, fields)
     carry: Carry = kind(**settings)
     return carry
 

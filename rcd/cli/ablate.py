@@ -110,7 +110,7 @@ def ablate(
 
     found: dict[str, Any] = {}
     done: dict[str, Path] = {}
-    with opt.keeping(f"the answers so far are in {output}, and the same command goes on"):
+    with opt.keeping_answers(output):
         for each in tables:
             found[each.what] = ablation.ablate(
                 each, pipeline, problems, config, output, model=model, task=task, references=others, seqd=plain,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rcd.cli import options as opt
-from rcd.cli.notes import note, note_task
+from rcd.cli.notes import note, note_task, note_window
 from rcd.errors import whole
 from rcd.evaluate.wording import counted, too_few
 
@@ -82,9 +82,11 @@ def evaluate(
     if max_new_tokens is None and pipeline.settings.max_new_tokens is None:
         known["max_new_tokens"] = tasks.new_tokens(task)
     config = opt.decode_settings(settings, known)
+    if state.is_main_process:
+        note_window(model, config.window, pipeline.settings.attention, pipeline.checkpoint.rcd.provenance)
     chosen = opt.carry_spec(carry, pipeline.checkpoint.rcd.carry)
     second = None if reference is None else (reference, load(reference, device=place, dtype=dtype))
-    with opt.keeping(f"the answers so far are in {output}, and the same command goes on"):
+    with opt.keeping_answers(output):
         figures = run(
             pipeline, problems, replace(config, carry=chosen), output, model=model, task=str(task), samples=samples,
             reference=second, batch=batch, process=state.process_index, processes=state.num_processes,
@@ -122,10 +124,9 @@ def compare(
 def told(figures: dict[str, Any], folder: Path) -> list[str]:
     """The figures of one evaluation in two lines."""
     several = f" ({figures['samples']} samples each)" if figures["samples"] > 1 else ""
-    unfinished = "" if figures["complete"] else ", not finished"
     return [
         f"{figures['task']}: {100 * figures['accuracy']:.2f}% right [{100 * figures['low']:.2f}, "
-        f"{100 * figures['high']:.2f}] of {counted(figures['items'], 'item')}{several}{unfinished}; "
+        f"{100 * figures['high']:.2f}] of {counted(figures['items'], 'item')}{several}; "
         f"{figures['model']}, carry {figures['carry']['name']}, threshold {figures['threshold']:g}",
         f"  {figures['tokens_per_step']:.2f} tokens a step, {figures['tokens_per_forward']:.2f} a forward; "
         f"{figures['tokens']:.0f} tokens an answer, {100 * figures['cut_off']:.1f}% cut off; in {folder}",

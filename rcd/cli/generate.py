@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rcd.cli import options as opt
-from rcd.cli.notes import note, note_unknown, unknown_words
+from rcd.cli.notes import note, note_unknown, note_window, unknown_words
 
 if TYPE_CHECKING:
     from rcd.api import Generation
@@ -127,6 +127,7 @@ def generate(
     config = pipeline.resolve(replace(asked, carry=chosen), len(encoded[0]))
     if pipeline.untrained:
         note(f"{model} is a causal model, not trained for diffusion; its text means nothing")
+    note_window(model, config.window, pipeline.settings.attention, pipeline.checkpoint.rcd.provenance)
     if idle:
         flags = ", ".join("--" + name.replace("_", "-") for name in idle)
         note(f"{flags}: no effect with --carry none")

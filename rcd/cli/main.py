@@ -31,11 +31,27 @@ from rcd.errors import RCDError
 
 
 class Commands(TyperGroup):
-    """Typer ends without a word where it sees a KeyboardInterrupt, so it sees none."""
+    """Typer ends without a word where it sees a KeyboardInterrupt, so it sees none; and what should be a number is
+    told in our words."""
 
     def invoke(self, ctx: Any) -> Any:
-        with keeping(""):
-            return super().invoke(ctx)
+        try:
+            with keeping(""):
+                return super().invoke(ctx)
+        except typer.BadParameter as error:
+            raise no_number(error) or error from error.__cause__
+
+
+NUMBERS = {"float": "a number", "int": "a whole number"}
+
+
+def no_number(error: Any) -> RCDError | None:
+    """The sentence for a flag whose value is no number; None for any other error. Its cause is pydantic's."""
+    for found in getattr(error.__cause__, "errors", list)():
+        wanted = NUMBERS.get(found["type"].partition("_")[0])
+        if wanted and error.param is not None:
+            return RCDError(f"{error.param.opts[0]} should be {wanted}, not {found['input']!r}.")
+    return None
 
 
 app = typer.Typer(

@@ -53,6 +53,15 @@ def note_task(model: str, provenance: dict[str, Any], task: str, problems: Seque
         note(f"{model} was trained for {trained} alone, so its answers to {task} mean little")
 
 
+def note_window(model: str, window: str | None, attention: str, provenance: dict[str, Any]) -> None:
+    """Where a bidirectional model is given D2F's attention, unless its rcd.json says that it was trained with it."""
+    if window == "d2f" and attention == "bidirectional" and provenance.get("window") != "d2f":
+        note(
+            f"the window d2f has block-causal attention, which is what D2F trains LLaDA for; nothing says that {model} "
+            "was trained with it, so its answers may be worse"
+        )
+
+
 def _named(task: str) -> bool:
     """A task of its own, rather than a file, of which nothing is known."""
     from rcd import registry

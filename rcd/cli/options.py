@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,6 +66,18 @@ def keeping(what: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         raise Interrupted(what) from error
+
+
+@contextmanager
+def keeping_answers(folder: Path) -> Iterator[None]:
+    """Around evaluations in the folder or below it."""
+    from rcd.evaluate.records import answered
+
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        kept = f"the answers so far are in {folder}, and the same command goes on"
+        raise Interrupted(kept if answered(folder) else "nothing was answered yet") from error
 
 
 def values(texts: Iterable[str]) -> dict[str, Any]:

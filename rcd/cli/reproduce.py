@@ -81,7 +81,7 @@ def reproduce(
     if exhibit.note:
         note(exhibit.note)
     if exhibit.kind in ("table", "start"):
-        with opt.keeping(f"the answers so far are in {output}, and the same command goes on"):
+        with opt.keeping_answers(output):
             found = _table(exhibit, asked, row)
         print(json.dumps(found) if as_json else "\n".join(_lines(found)))
         if found["skipped"]:

@@ -18,7 +18,7 @@ import typer
 
 from rcd.cli import evaluate as own
 from rcd.cli import options as opt
-from rcd.cli.notes import note, note_task
+from rcd.cli.notes import note, note_task, note_window
 from rcd.errors import RCDError, number, one_of, unwritable, whole
 from rcd.evaluate.wording import counted, signed
 
@@ -102,7 +102,7 @@ def execute(
     grid = replace(grid, threads=threads)
     began = time.monotonic()
     note_models(grid)
-    with opt.keeping(f"the answers so far are in {grid.output}, and the same command goes on"):
+    with opt.keeping_answers(grid.output):
         failures = run(grid, places, jobs, Progress(grid, places, jobs))
     lines = collect(grid, failures)
     found = findings(grid, lines, failures, base or grid.entries[0].name)
@@ -114,11 +114,12 @@ def execute(
 
 
 def note_models(grid: Grid) -> None:
-    """Models that are asked what they cannot know."""
+    """Models that are asked what they cannot know, or in a way that they do not know."""
     from rcd.models.checkpoint import open_checkpoint
 
-    for model in dict.fromkeys(entry.model for entry in grid.entries):
+    for model, window in {entry.model: entry.config.window for entry in grid.entries}.items():
         held = open_checkpoint(model)
+        note_window(model, window, held.settings.attention, held.rcd.provenance)
         note_task(model, held.rcd.provenance, grid.task, grid.problems, held.tokenizer)
 
 

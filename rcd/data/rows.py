@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rcd.data import hub
 from rcd.errors import RCDError, reason
 
 Row = tuple[str, dict[str, Any]]
@@ -69,7 +70,9 @@ def _jsonl(path: Path) -> Iterator[Row]:
                 yield f"line {number}", row
     except json.JSONDecodeError as error:
         raise RCDError(f"line {number} of {path} is not valid JSON; mend it.") from error
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise RCDError(f"{path} is no text file in UTF-8; give a JSONL file.") from error
+    except (OSError, EOFError, zlib.error) as error:
         raise RCDError(
             f"{path} cannot be read after line {number} ({reason(error)}); mend it, or give another file."
         ) from error
@@ -83,8 +86,9 @@ def _hub(name: str, split: str) -> Iterator[Row]:
             "a hub data set needs the datasets package: pip install datasets; or give a JSONL file."
         ) from error
     try:
-        data = load_dataset(name, split=split)
+        with hub.quiet():
+            data = load_dataset(name, split=split)
     except Exception as error:  # the client's errors are many: no network, no such name, no such split
-        raise RCDError(f"the data set {name!r} (split {split!r}) could not be had ({type(error).__name__}).") from error
+        raise RCDError(f"the data set {name!r} (split {split!r}) could not be had ({hub.why(error)}).") from error
     for number, row in enumerate(data):
         yield f"row {number}", dict(row)

@@ -67,6 +67,9 @@ class DecodeConfig:
     its left neighbour is decoded."""
     blocks_in_flight: int = 4
     """With the window `d2f`: at most so many blocks at once, from the first unfinished to the last."""
+    engine: str = "plain"
+    """`plain`: the windows as they are written in rcd/decode. `fast`: the engine (docs/engine.md), for many prompts or
+    long answers on a GPU; its first steps compile. It refuses what it cannot decode, with the reason."""
     delta: str | None = None
     """Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest through the codebook's
     strongest directions (rcd/residual/summary.py). None: `kept` for vocabularies of more than 16,384 tokens."""
@@ -98,6 +101,7 @@ class DecodeConfig:
                 whole(name, getattr(self, name), least=1)
         whole("blocks_in_flight", self.blocks_in_flight, least=1)
         one_of("delta", self.delta or "exact", DELTAS)
+        one_of("engine", self.engine, ("plain", "fast"))
         whole("delta_rank", self.delta_rank, least=1)
         whole("delta_tokens", self.delta_tokens, least=1)
         if self.delta_tokens & (self.delta_tokens - 1):

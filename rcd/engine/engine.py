@@ -179,6 +179,7 @@ class Engine:
         self.canvas = config.window == "dual"
         whole("rows", rows, least=1)
         whole("capacity", capacity, least=1, most=model.settings.context_length)
+        self.room = capacity
         capacity += -(config.new_tokens if self.canvas else capacity) % self.b  # the last block is a whole one
         check_room(model, rows, capacity)
         self.parts = parts_for(model.device)

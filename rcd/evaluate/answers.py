@@ -66,7 +66,7 @@ def check_gold(gold: str, where: str) -> None:
     known = read.number or read.words or CLOCK.fullmatch(read.text) or BASED.fullmatch(_tight(read.text))
     if not known and not (is_math(read.text) and verifier.readable(read.text)):
         raise RCDError(
-            f"the answer {gold!r} of {where} cannot be read as a number, a formula or a word; mend it or drop the row."
+            f"the answer '{gold}' of {where} cannot be read as a number, a formula or a word; mend it or drop the row."
         )
 
 

@@ -21,7 +21,7 @@ from rcd.decode.stopping import check_prompts
 from rcd.errors import RCDError, unwritable
 from rcd.evaluate.evaluation import digest_of, point_of, settings_of, summary
 from rcd.evaluate.points import Array, Sweep
-from rcd.evaluate.records import RUN, Folder, Record, read_records, read_run
+from rcd.evaluate.records import RUN, Folder, Record, answered, read_records, read_run
 from rcd.models.checkpoint import open_checkpoint, pick_device
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _claim(grid: Grid, settings: dict[str, Any]) -> None:
     folder = grid.output / POINTS
     try:
         for path in folder.glob(f"*/*/{RUN}"):
-            if not _answered(path.parent):  # claimed, but never answered
+            if not answered(path.parent):  # claimed, but never answered
                 path.unlink()
         if not any(folder.glob(f"*/*/{RUN}")):
             (folder / RUN).unlink(missing_ok=True)
@@ -131,10 +131,6 @@ def _claim(grid: Grid, settings: dict[str, Any]) -> None:
         probe.unlink()
     except OSError as error:
         raise unwritable("the results", grid.output, error) from error
-
-
-def _answered(folder: Path) -> bool:
-    return any(path.stat().st_size for path in folder.glob("records*.jsonl"))
 
 
 def _finished(grid: Grid, place: Place, held: Opened, longest: int) -> bool:

@@ -20,7 +20,7 @@ from rcd.errors import RCDError, whole
 from rcd.evaluate.answering import answers
 from rcd.evaluate.grading import grade
 from rcd.evaluate.points import Point
-from rcd.evaluate.records import MADE_ON, Folder, Record, read_records, read_run
+from rcd.evaluate.records import MADE_ON, Folder, Record, read_records, read_run, unfinished
 from rcd.evaluate.statistics import paired, wilson
 from rcd.evaluate.sweep import steps_of
 from rcd.evaluate.wording import counted
@@ -199,9 +199,10 @@ def compare_runs(base: str | Path, other: str | Path) -> dict[str, Any]:
             f"{base} and {other} are over different items ({' and '.join(map(_asked, runs))}); evaluate both on the "
             "same task, limit and seed."
         )
+    for folder in (base, other):
+        if short := unfinished(folder):
+            raise RCDError(f"{folder} is unfinished ({short}); the `rcd eval` command that began it goes on with it.")
     a, b = (_means(read_records(folder)) for folder in (base, other))
-    if set(a) != set(b):
-        raise RCDError(f"{base} has answers to {counted(len(a), 'item')} and {other} to {len(b)}; finish both first.")
     return {"base": summary(base), "other": summary(other), **paired(list(a.values()), [b[item] for item in a])}
 
 

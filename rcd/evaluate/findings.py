@@ -14,9 +14,11 @@ from rcd.carry.base import describe
 from rcd.evaluate.campaign import Grid, Line, Place
 from rcd.evaluate.statistics import matched_speed, savings, timed
 from rcd.evaluate.sweep import compare
-from rcd.evaluate.wording import counted, signed, too_few
+from rcd.evaluate.wording import FEW, counted, signed, too_few
 
 PAPER = "the paper reports 4 to 5 times fewer"
+NEAR = 5.0
+"""Points: an interval around zero that reaches further could hide a difference that matters."""
 
 
 def findings(
@@ -109,7 +111,9 @@ def verdict(each: dict[str, Any], items: int, task: str) -> str:
     if mean["low"] > 0 or mean["high"] < 0:
         better = "better" if mean["difference"] > 0 else "worse"
         return f"{other} is {better} than {base} by {by} {over}; {interval}."
-    return f"Neither wins: {other} differs from {base} by {signed(mean['difference'])} points {over}; {interval}."
+    wide = items < FEW or max(-mean["low"], mean["high"]) > NEAR
+    opening = "Undecided" if wide else "Neither wins"
+    return f"{opening}: {other} differs from {base} by {signed(mean['difference'])} points {over}; {interval}."
 
 
 def details(each: dict[str, Any]) -> list[str]:
@@ -129,6 +133,8 @@ def steps_told(each: dict[str, Any]) -> str:
     """The steps that both need for the base's best accuracy."""
     row, other, base = each["savings"]["steps"]["best"], each["other"], each["base"]
     best = f"{base}'s best accuracy ({row['accuracy']:.1f}%)"
+    if row["accuracy"] <= 0:
+        return f"{base} has no right answer at any threshold, so there is no accuracy to match."
     if row["other"] is None:
         return f"{other} never reaches {best}{_paper(each, ' steps for it')}."
     times, ends = row["ratio"], [row["low"], row["high"]]
@@ -138,8 +144,15 @@ def steps_told(each: dict[str, Any]) -> str:
         told = f"{times:.2f} times fewer"
     else:
         told, times, ends = f"{1 / times:.2f} times more", 1 / times, [1 / end if end else 0.0 for end in ends[::-1]]
-    interval = " to ".join(f"{end:.2f}" if end else "never" for end in ends)
-    return f"For {best} {other} needs {told} steps (95% interval {interval}){_paper(each)}."
+    return f"For {best} {other} needs {told} steps ({_ends(*ends)}){_paper(each)}."
+
+
+def _ends(low: float, high: float) -> str:
+    """A 95% interval of times, of which an end is 0 where the accuracy is not reached."""
+    if low and high:
+        return f"95% interval {low:.2f} to {high:.2f}"
+    known = f"95% interval {'up to' if high else 'from'} {high or low:.2f}; " if low or high else ""
+    return f"{known}in some resamples it is never reached"
 
 
 def _paper(each: dict[str, Any], more: str = "") -> str:

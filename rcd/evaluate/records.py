@@ -82,11 +82,13 @@ class Folder:
         run = read_run(self.path)
         run.pop(MADE_ON, None)
         held, wanted = flat(run), flat(self.settings)
-        differing = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
+        differing = _differing(held, wanted)
         if set(differing) == set(ITEMS) and held["items"] > wanted["items"]:
+            short = unfinished(self.path)
+            what = f"an unfinished run ({short})" if short else counted(held["items"], "item")
             raise RCDError(
-                f"{self.path} holds {counted(held['items'], 'item')}, more than the {wanted['items']:,} asked for; ask "
-                "for as many or more (--limit), or choose another --output."
+                f"{self.path} holds {what}, more than the {wanted['items']:,} asked for; ask for {held['items']:,} or "
+                "more (--limit), or choose another --output."
             )
         if set(differing) == set(ITEMS) and self._are_first(held):
             return
@@ -135,6 +137,24 @@ class Folder:
         except OSError as error:
             raise unwritable("the records", self.path, error, ROOM) from error
         return records
+
+
+def answered(folder: str | Path) -> bool:
+    """Whether any answer is in the folder or below it."""
+    return any(path.stat().st_size for path in Path(folder).rglob("records*.jsonl"))
+
+
+def unfinished(folder: str | Path) -> str | None:
+    """How far an evaluation has come, such as `25 of 40 answered`; None where it is finished."""
+    run, done = read_run(folder), len(read_records(folder))
+    total = run["items"] * run["samples"]
+    return f"{done:,} of {total:,} answered" if done < total else None
+
+
+def _differing(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """The settings that are not the same. Those of another carry are others anyway: its name says it all."""
+    keys = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
+    return [key for key in keys if key == "carry.name" or "carry.name" not in keys or not key.startswith("carry.")]
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -203,12 +203,16 @@ def _tasks(each: dict[str, Any]) -> str:
 def _steps(each: dict[str, Any]) -> str:
     body = []
     for name, row in each["savings"]["steps"].items():
+        if row["accuracy"] <= 0:
+            continue
         what = escape(TARGETS[name].format(base=each["base"]))
         never = row["other"] is None
         times = f"× {row['ratio']:.2f} {_range(row)}" if not never else f"never reached {_range(row)}"
         other = "–" if never else f"{row['other']:.2f}"
         cells = (what, f"{row['accuracy']:.1f}%", f"{row['base']:.2f}", other, times)
         body.append(f"<tr>{_cells(cells)}</tr>")
+    if not body:
+        return ""
     names = (_name(each["base"]), _name(each["other"]), "times fewer steps")
     titles = _cells(("for", "accuracy", *names), "th")
     return (

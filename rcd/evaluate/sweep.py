@@ -159,9 +159,12 @@ def lines(comparison: dict[str, Any]) -> list[str]:
             low, high = pairs["range"]
             text.append(f"  mean over {low:.2f}-{high:.2f}                   {_interval(pairs['mean'])}")
         for form in ("own", "shared"):
-            base, other, ratio = areas["base"][form], areas["other"][form], _times(areas["ratio"][form])
-            text.append(f"  {f'AUP ({form} cut)':<20} {base:5.1f} -> {other:5.1f}  x {ratio}")
-        text.append(f"  speedup              {_speedups(fast, comparison['base'])}")
+            base, other, ratio = areas["base"][form], areas["other"][form], areas["ratio"][form]
+            times = "" if ratio is None else f"  x {ratio:.2f}"
+            text.append(f"  {f'AUP ({form} cut)':<20} {base:5.1f} -> {other:5.1f}{times}")
+        speedups = _speedups(fast, comparison["base"], part["best"]["base"])
+        if speedups:
+            text.append(f"  speedup              {', '.join(speedups)} (asked of both)")
     return text
 
 
@@ -169,14 +172,11 @@ def _interval(row: dict[str, Any]) -> str:
     return f"{row['difference']:+6.2f} [{row['low']:+.2f}, {row['high']:+.2f}]"
 
 
-def _speedups(fast: dict[str, float | None], base: str) -> str:
-    """By how much fewer steps: the same accuracy is asked of both."""
-    told = [
-        f"x {_times(value)} " + (f"for {tolerance} point less" if float(tolerance) else f"for {base}'s best accuracy")
-        for tolerance, value in fast.items()
-    ]
-    return f"{', '.join(told)} (asked of both)"
-
-
-def _times(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
+def _speedups(fast: dict[str, float | None], base: str, best: float) -> list[str]:
+    """By how much fewer steps, at every accuracy that is asked of both; an accuracy of nothing is not asked."""
+    told = []
+    for tolerance, value in fast.items():
+        what = f"{tolerance} point less" if float(tolerance) else f"{base}'s best accuracy"
+        if float(tolerance) < best:
+            told.append(f"{what}: {'not reached' if value is None else f'x {value:.2f}'}")
+    return told

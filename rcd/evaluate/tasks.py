@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rcd import registry
+from rcd.data import hub
 from rcd.data.rows import rows_of
 from rcd.data.tasks.base import MIXES, Problem, problems
 from rcd.errors import RCDError, unknown_name, whole
@@ -167,10 +168,11 @@ def _hub_rows(task: Task) -> Iterator[Row]:
             "a JSONL file (--path FILE)."
         ) from error
     try:
-        sets = [load_dataset(task.hub, config, split=task.split) for config in task.configs]
+        with hub.quiet():
+            sets = [load_dataset(task.hub, config, split=task.split) for config in task.configs]
     except Exception as error:  # the client's errors are many: no network, no such name, gated
         raise RCDError(
-            f"the data set {task.hub!r} could not be had ({type(error).__name__}); check the network, or give its rows "
+            f"the data set {task.hub!r} could not be had ({hub.why(error)}); check the network, or give its rows "
             "as a JSONL file (--path FILE)."
         ) from error
     return _in_turn([_set_rows(task, config, rows) for config, rows in zip(task.configs, sets, strict=True)])
@@ -190,24 +192,35 @@ def _in_turn(sources: list[Iterator[Row]]) -> Iterator[Row]:
 def _problem(task: Task, prompt: str, where: str, name: str, row: dict[str, Any], *, check: bool) -> Problem:
     """`check`: the user can mend the row, so an answer that cannot be read is refused."""
     held = {key.lower(): value for key, value in row.items()}
-    question = _text(held, (task.fields[0].lower(), "question", "problem"))
-    told = _text(held, (task.fields[1].lower(), "answer") if task.fields[1] != "solution" else ("answer",))
+    asked = (task.fields[0].lower(), "question", "problem")
+    question = _text(held, asked, numbers=False)
+    if question is None:
+        raise _lacks(where, row, asked, "question (or problem)", "empty or no text")
+    answers = (task.fields[1].lower(), "answer") if task.fields[1] != "solution" else ("answer",)
+    told = _text(held, answers)
     solution = _text(held, ("solution",)) or told or ""
     gold = _gold(told) if told is not None else boxed(solution)
-    if question is None or gold is None:
-        lacking = "question (or problem)" if question is None else "answer (or a solution with \\boxed{...})"
-        raise RCDError(f"{where} has no {lacking}; its fields are: {', '.join(row) or 'none'}.")
+    if gold is None:
+        raise _lacks(where, row, answers, "answer (or a solution with \\boxed{...})", "no text or number")
     if check or not gold:
         check_gold(gold, where)
     known = next((str(held[key]) for key in IDS if isinstance(held.get(key), (str, int)) and str(held[key])), name)
     return Problem(task.name, known, prompt.replace("{question}", question), solution, gold)
 
 
-def _text(row: dict[str, Any], names: Iterable[str]) -> str | None:
-    """The first of these fields that holds a text or a number."""
+def _lacks(where: str, row: dict[str, Any], names: Iterable[str], what: str, bad: str) -> RCDError:
+    """None of these fields is there, or the one that is there is `bad`."""
+    there = [name for name in row if name.lower() in names]
+    if there:
+        return RCDError(f"the {there[0]} of {where} is {bad}; mend it or drop the row.")
+    return RCDError(f"{where} has no {what}; its fields are: {', '.join(row) or 'none'}.")
+
+
+def _text(row: dict[str, Any], names: Iterable[str], numbers: bool = True) -> str | None:
+    """The first of these fields that holds a text (or a number)."""
     for name in names:
         value = row.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if numbers and isinstance(value, (int, float)) and not isinstance(value, bool):
             return str(value)
         if isinstance(value, str) and (value.strip() or name == "answer"):
             return value.strip()

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from rcd.api import Pipeline, load
-from rcd.errors import RCDError
+from rcd.errors import RCDError, first_line
 from rcd.evaluate.campaign import Grid, Place
 from rcd.evaluate.evaluation import evaluate
-from rcd.models.source import first_line
 
 ERROR = "error.txt"
 

@@ -404,7 +404,8 @@ def attend(
     _attend[(tiles, g, n * splits)](
         query_NQHC, keys_RGTC, values_RGTC, row_N, end_NQ, row_N if order_N is None else order_N, parts, top, total,
         scale, t, q, splits, H=h, G=g, C=c, TILE_M=tile_m, TILE_K=tile_k, SPLIT=splits > 1,
-        EXACT=query_NQHC.dtype == torch.float32, ORDERED=order_N is not None, num_warps=ATTENTION["warps"], num_stages=ATTENTION["stages"], **_launch(),
+        EXACT=query_NQHC.dtype == torch.float32, ORDERED=order_N is not None, num_warps=ATTENTION["warps"],
+        num_stages=ATTENTION["stages"], **_launch(),
     )  # fmt: skip
     if splits > 1:
         _join[(n * q * h,)](

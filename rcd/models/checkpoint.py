@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rcd import registry
 from rcd.diffusion.attention import ATTENTION
-from rcd.errors import RCDError, unknown_name, whole
+from rcd.errors import RCDError, first_line, unknown_name, whole
 from rcd.models import learnt
 from rcd.models import source as src
 from rcd.models.family import FamilySpec
@@ -210,7 +210,7 @@ def build(
         # RoPE's tables are computed, not stored: never leave them on the meta device
         backbone.rotary_emb = type(backbone.rotary_emb)(config=config)
     except Exception as error:  # whatever the configuration's own checks raise
-        reason = src.first_line(error)
+        reason = first_line(error)
         raise RCDError(
             f"config.json of this {spec.name} checkpoint has a value that does not fit ({reason})."
         ) from error

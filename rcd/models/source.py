@@ -17,7 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rcd.errors import RCDError
+from rcd.data import hub
+from rcd.errors import RCDError, first_line
 from rcd.models import bundled
 from rcd.models.settings import read_json
 
@@ -40,14 +41,11 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=WANTED))
+        with hub.quiet():
+            return Path(snapshot_download(str(source), revision=revision, allow_patterns=WANTED))
     except Exception as error:  # the client's errors are many: no network, no such name, no access, no space
-        root: BaseException = error
-        while root.__cause__ or root.__context__:
-            root = root.__cause__ or root.__context__ or root
-        reason = first_line(root) if str(root) else type(root).__name__
         raise RCDError(
-            f"{str(source)!r} is no local folder, and the model hub did not give it ({reason}); "
+            f"{str(source)!r} is no local folder, and the model hub did not give it ({hub.why(error)}); "
             "check the name and the network, or give a folder."
         ) from error
 
@@ -152,11 +150,6 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def first_line(error: BaseException) -> str:
-    """An error of another library, as part of a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Any | None]:

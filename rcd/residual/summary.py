@@ -22,8 +22,8 @@ from torch.nn import functional
 from rcd.residual.distribution import Distribution
 
 CHUNK, PER_CHUNK, LINE = 2048, 8, 64
-"""The tokens kept are the most probable among the PER_CHUNK most probable of each CHUNK of ids. A chunk is made of lines
-of 64 neighbouring ids from all over the vocabulary, because a tokenizer's frequent tokens are neighbours."""
+"""The tokens kept are the most probable among the PER_CHUNK most probable of each CHUNK of ids. A chunk is made of
+lines of 64 neighbouring ids from all over the vocabulary, because a tokenizer's frequent tokens are neighbours."""
 
 
 def chunk_for(vocabulary: int, keep: int) -> int:

@@ -141,7 +141,7 @@ def test_loopholings_norm_begins_as_the_setting_says() -> None:
         ("soft_mask", {"scale": 1.5}, r"scale must be in \[0, 1\]"),
         ("latent_refinement", {"top_p": 0}, "top_p must be"),
         ("loopholing", {"two_passes": 1.5}, r"two_passes must be in \[0, 1\]"),
-        ("loopholing", {"alpha": 1}, "unknown setting of carry 'loopholing' 'alpha'"),
+        ("loopholing", {"alpha": 1}, "carry 'loopholing' has no setting 'alpha'"),
     ],
 )
 def test_a_bad_setting_of_a_rival_gets_one_sentence(name: str, settings: dict[str, Any], match: str) -> None:

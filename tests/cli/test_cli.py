@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -178,3 +180,54 @@ def test_info_check_finds_a_damaged_tensor(folder: str, tmp_path: Path) -> None:
     assert call("info", str(tmp_path / "bad"))[0] == 0
     _, _, error = call("info", str(tmp_path / "bad"), "--check")
     assert isinstance(error, rcd.RCDError) and "lm_head.weight" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["eval", "--task", "words", "-o", "x", "--threshold", "abc"], "--threshold should be a number, not 'abc'."),
+        (["generate", "x", "--seed", "1.5"], "--seed should be a whole number, not '1.5'."),
+        (["generate", "x", "--eos-token-id", "end"], "--eos-token-id should be a whole number, not 'end'."),
+        (["bench", "decode", "--batch", "many"], "--batch should be a whole number, not 'many'."),
+    ],
+)
+def test_a_flag_that_is_no_number_is_one_sentence(
+    args: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main_in_process(*args, monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == f"rcd: {said}\n"
+
+
+@pytest.mark.parametrize(
+    ("family", "window", "noted"), [("llada", "d2f", True), ("llada", "dual", False), ("sdar", "d2f", False)]
+)
+def test_d2f_on_a_model_that_was_not_trained_for_it_is_noted(
+    family: str, window: str, noted: bool, tmp_path: Path
+) -> None:
+    rcd.Pipeline(toy(family, seed=2, tokenizer=toy_tokenizer(128))).save(tmp_path / "model")
+    model = ["--model", str(tmp_path / "model"), "--max-new-tokens", "32", "--device", "cpu"]
+    (tmp_path / "set.jsonl").write_text('{"question": "the old fox", "answer": "5"}\n')
+    file, own = ["--task", str(tmp_path / "set.jsonl"), *model], ["--set", f"window={window}"]
+    for args in (
+        ["generate", "the old fox", *model, "--window", window],
+        ["eval", *file, *own, "-o", str(tmp_path / "eval")],
+        ["sweep", *file, *own, "-o", str(tmp_path / "sweep"), "--thresholds", "0.9", "--jobs", "1"],
+    ):
+        result = CliRunner().invoke(app, args)
+        assert result.exit_code == 0, result.output
+        assert result.stderr.count("which is what D2F trains LLaDA for") == noted
+
+
+def test_without_a_network_the_sentence_is_plain(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
+        raise FileNotFoundError("Got: ConnectError") from socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    assert main_in_process("generate", "x", "--model", "org/name", monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == (
+        "rcd: 'org/name' is no local folder, and the model hub did not give it (the hub cannot be reached); check the "
+        "name and the network, or give a folder.\n"
+    )

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from rcd.cli import main as cli
 from rcd.cli.main import app
+from rcd.cli.options import Interrupted, keeping_answers
 from rcd.errors import RCDError, unwritable
 from rcd.evaluate.wording import counted, too_few
 
@@ -112,6 +113,12 @@ def test_an_interrupt_is_one_line_and_130(
         cli.main()
     assert caught.value.code == 130
     assert capsys.readouterr().err == f"rcd: interrupted{'; ' + kept if kept else ''}\n"
+
+
+def test_an_interrupt_before_any_answer_promises_none(tmp_path: Path) -> None:
+    (tmp_path / "records.jsonl").write_text("")
+    with pytest.raises(Interrupted, match=r"^nothing was answered yet$"), keeping_answers(tmp_path):
+        raise KeyboardInterrupt
 
 
 def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:

@@ -525,3 +525,32 @@ def test_a_gpu_without_triton_says_so_once(monkeypatch: pytest.MonkeyPatch) -> N
         parts = [kernels.parts_for(torch.device("cuda")) for _ in range(3)]
     assert [str(one.message).split(" (")[0] for one in told] == ["rcd: no Triton on this machine"]
     assert all(part.__name__ == "rcd.kernels.plain" for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [("sdar", {}), ("llada", {"window": "dual", "carry_scope": "block"})],
+    ids=["blockwise", "dual"],
+)
+def test_a_pipeline_decodes_the_same_with_the_engine(family: str, more: dict[str, Any]) -> None:
+    pipeline = exact(family)
+
+    def config(engine: str) -> rcd.DecodeConfig:
+        return rcd.DecodeConfig(
+            max_new_tokens=19, block_length=8, threshold=0.55, carry="residual", engine=engine, **more
+        )
+
+    plain, fast = (pipeline.generate(PROMPTS, config(name)) for name in ("plain", "fast"))
+    assert fast.sequences == plain.sequences
+    held = pipeline._engine
+    assert held is not None and pipeline.generate(PROMPTS, config("fast")).sequences == plain.sequences
+    assert pipeline._engine is held  # what it has captured serves the next call
+    steps = [event for event in pipeline.stream(PROMPTS, config("fast")) if isinstance(event, Step)]
+    assert steps
+
+
+def test_what_the_engine_cannot_decode_is_refused_with_the_reason() -> None:
+    with pytest.raises(rcd.RCDError, match="the window 'bidirectional' is not"):
+        exact("llada").generate([[5, 6]], rcd.DecodeConfig(engine="fast"))
+    with pytest.raises(rcd.RCDError, match="unknown engine 'quick'"):
+        rcd.DecodeConfig(engine="quick")

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import rcd
+from rcd.cli.options import Interrupted
 from rcd.cli.train import train
 from rcd.errors import RCDError
 from tests.train.runs import QUICK, command, flags, metrics, run, weights
@@ -205,7 +206,7 @@ def test_a_resumed_run_logs_no_step_twice(tmp_path: Path, monkeypatch: pytest.Mo
         return plain(self, number)
 
     monkeypatch.setattr(Trainer, "step", broken)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         run(tmp_path / "run", stage="reference")
     monkeypatch.setattr(Trainer, "step", plain)
     run(tmp_path / "run", stage="reference", resume=True)

@@ -146,7 +146,7 @@ def test_bad_rcd_json(folder: Path) -> None:
     (folder / "rcd.json").write_text('{"format": 99}')
     refused("format 99", folder)
     (folder / "rcd.json").write_text('{"carry": {"name": "residual", "gamma": 1}}')
-    with pytest.raises(rcd.RCDError, match="unknown setting of carry 'residual' 'gamma'"):
+    with pytest.raises(rcd.RCDError, match="carry 'residual' has no setting 'gamma'"):
         rcd.load(folder, device="cpu").generate([1, 2])
 
 

@@ -48,7 +48,9 @@ def test_every_flag_that_the_readme_shows_exists() -> None:
     from rcd.cli.main import app
 
     known = {"--version", "--help"}
-    for command in get_command(app).commands.values():  # type: ignore[attr-defined]
+    commands = list(get_command(app).commands.values())  # type: ignore[attr-defined]
+    for command in commands:
+        commands.extend(getattr(command, "commands", {}).values())  # `rcd bench` is a group
         for parameter in command.params:
             known.update(parameter.opts + parameter.secondary_opts)
     known.add("--config_file")  # accelerate's

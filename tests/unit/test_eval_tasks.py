@@ -86,13 +86,19 @@ def test_generated_tasks_draw_the_test_split_by_seed(name: str) -> None:
         ('{"answer": "5"}', r"line 2 of .*set\.jsonl has no question \(or problem\); its fields are: answer"),
         ('{"question": "How many?"}', r"line 2 of .*set\.jsonl has no answer \(or a solution"),
         ('{"question": "How many?", "solution": "It is 5."}', r"line 2 of .*set\.jsonl has no answer"),
-        ('{"question": "How many?", "answer": null}', r"line 2 of .*set\.jsonl has no answer"),
-        ('{"question": ["How many?"], "answer": "5"}', r"line 2 of .*set\.jsonl has no question"),
+        *(
+            (f'{{"question": "How many?", "answer": {answer}}}', r"the answer of line 2 of .*set\.jsonl is no text")
+            for answer in ("null", "[1]", '{"a": 1}', "true")
+        ),
+        *(
+            (f'{{"question": {question}, "answer": "5"}}', r"the question of line 2 of .*set\.jsonl is empty or no")
+            for question in ('["How many?"]', "5", '" "', "null")
+        ),
         ('{"question": "How many?", "answer": " "}', r"line 2 of .*set\.jsonl has an empty answer"),
         ('{"question": "How many?", "answer": "#### "}', r"line 2 of .*set\.jsonl has an empty answer"),
         (
             '{"question": "How many?", "answer": "\\\\frac{1}{"}',
-            r"the answer .* of line 2 of .*set\.jsonl cannot be read",
+            r"the answer '\\frac\{1\}\{' of line 2 of .*set\.jsonl cannot be read",
         ),
     ],
 )
@@ -103,6 +109,13 @@ def test_a_bad_row_is_named_by_its_line(row: str, said: str, tmp_path: Path) -> 
         load(path)
     assert "\n" not in str(error.value)
     assert len(load(path, limit=1)) == 1
+
+
+def test_a_file_that_is_no_text_is_called_so(tmp_path: Path) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_bytes(b"\x80\x03 not a text \xff")
+    with pytest.raises(RCDError, match=r"set\.jsonl is no text file in UTF-8; give a JSONL file\.$"):
+        load(path)
 
 
 def test_bad_requests_are_refused(tmp_path: Path) -> None:
@@ -168,7 +181,7 @@ def test_without_network_or_package_the_path_is_the_way_out(monkeypatch: pytest.
         raise ConnectionError("no network")
 
     hub(monkeypatch, load_dataset)
-    with pytest.raises(RCDError, match=r"'openai/gsm8k' could not be had \(ConnectionError\).*--path"):
+    with pytest.raises(RCDError, match=r"'openai/gsm8k' could not be had \(the hub cannot be reached\).*--path"):
         load("gsm8k")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(RCDError, match=r"pip install datasets; or .*--path"):

@@ -143,9 +143,27 @@ def test_more_items_go_on_and_fewer_are_refused(pipeline: rcd.Pipeline, whole: P
     assert (figures["items"], figures["complete"], said) == (6, True, [3, 4, 5, 6])
     assert (folder / "records.jsonl").read_text().startswith(first) and told(folder) == told(whole)
     assert read_run(folder) == read_run(whole)
-    with pytest.raises(RCDError, match="holds 6 items, more than the 3 asked for; ask for as many or more"):
+    with pytest.raises(RCDError, match="holds 6 items, more than the 3 asked for; ask for 6 or more"):
         run(pipeline, folder, ITEMS[:3])
     assert told(folder) == told(whole)
+
+
+def test_an_unfinished_run_is_called_so(pipeline: rcd.Pipeline, whole: Path, tmp_path: Path) -> None:
+    lines = (whole / "records.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run.json").write_text((whole / "run.json").read_text())
+    (tmp_path / "records.jsonl").write_text("".join(lines[:4]))
+    with pytest.raises(
+        RCDError, match=r"holds an unfinished run \(4 of 6 answered\), more than the 3 asked for; .* 6 or"
+    ):
+        run(pipeline, tmp_path, ITEMS[:3])
+    for pair in ((whole, tmp_path), (tmp_path, whole)):
+        with pytest.raises(RCDError, match=rf"^{tmp_path} is unfinished \(4 of 6 answered\); the `rcd eval` command"):
+            compare_runs(*pair)
+
+
+def test_another_carry_is_told_by_its_name_alone(pipeline: rcd.Pipeline, whole: Path) -> None:
+    with pytest.raises(RCDError, match=r"other settings \(carry\.name: 'residual' -> 'none'\);"):
+        run(pipeline, whole, config=DecodeConfig(threshold=0.8, carry="none"))
 
 
 def test_a_run_says_on_what_it_was_made(pipeline: rcd.Pipeline, whole: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_rotation_and_storing(normed: bool) -> None:
         keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
         query = ops.rotate_store(qkv, keys, values, row, start, cos, sin, H, norms)
         results.append((query, keys, values))
-    same(*results)
+    same(results[0], results[1])
 
 
 @pytest.mark.parametrize("splits", [1, 4])

@@ -23,6 +23,7 @@ from rcd.evaluate.evaluation import interval
 from rcd.evaluate.findings import PAPER, details, failed, findings, steps_told, verdict
 from rcd.evaluate.points import Point, Sweep
 from rcd.evaluate.records import Record
+from rcd.evaluate.sweep import lines as compared
 from rcd.evaluate.tables import page as markdown
 
 EVIL = '</script><img src=x onerror=alert(1)> & \u2028 "it\'s"'
@@ -153,11 +154,12 @@ def test_verdicts() -> None:
     same = found_of([base, replace(base, entry=better.entry, sweep=replace(base.sweep, name="RCD"))])["summary"]
     assert re.match(r"Neither wins: RCD differs from SeqD by \+0\.0 points .*interval -\d\.\d to \+\d\.\d", same[0])
     level = found_of([base, line("RCD", 0.0, seed=1)])["summary"][0]
-    assert level.startswith("Neither wins: RCD differs from SeqD by ") and "95% interval -" in level
+    assert level.startswith("Undecided: RCD differs from SeqD by ") and "95% interval -" in level
     apart = found_of([base, line("RCD", 0.0, speed=20)])["summary"][0]
     assert "cannot be compared at equal tokens per step" in apart and "More thresholds" in apart
     assert found_of([base])["summary"][0].startswith("SeqD has its best accuracy, ")
     few = found_of([line("SeqD", 0.0, items=5), line("RCD", 0.2, items=5)])["summary"]
+    assert few[0].startswith("Undecided: RCD differs from SeqD by ")
     assert few[-1] == "5 items are too few for these intervals."
     three = found_of([base, better, line("third", 0.1)])["summary"]
     assert len(three) == 3 and three[-1].startswith("Every interval is for its own comparison")
@@ -182,11 +184,24 @@ def test_the_steps_for_the_same_accuracy_in_words() -> None:
 
     paper = "the paper reports 4 to 5 times fewer."
     assert told(other=4.0, ratio=2.0, low=0.0, high=3.0) == (
-        f"For SeqD's best accuracy (92.3%) RCD needs 2.00 times fewer steps (95% interval never to 3.00); {paper}"
+        "For SeqD's best accuracy (92.3%) RCD needs 2.00 times fewer steps (95% interval up to 3.00; in some "
+        f"resamples it is never reached); {paper}"
     )
     assert "needs 2.00 times more steps (95% interval 1.25 to 4.00)" in told(other=1.0, ratio=0.5, low=0.25, high=0.8)
     assert "needs equally many steps (95% interval 0.90 to 1.10)" in told(other=2.0, ratio=1.0, low=0.9, high=1.1)
+    slow = "needs 2.00 times more steps (95% interval from 1.25; in some resamples it is never reached)"
+    assert slow in told(other=1.0, ratio=0.5, low=0.0, high=0.8)
     assert told(other=None, ratio=0.0, low=0.0, high=1.0).startswith("RCD never reaches SeqD's best accuracy (92.3%); ")
+
+
+def test_without_a_right_answer_there_is_nothing_to_match() -> None:
+    lines = [line("SeqD", -1.0), line("RCD", 0.2, carry=Residual())]
+    found = found_of(lines)
+    (each,) = found["comparisons"]
+    assert steps_told(each) == "SeqD has no right answer at any threshold, so there is no accuracy to match."
+    assert not any("speedup" in text for text in compared(each))
+    words = Read(report.page(found, lines)).words
+    assert "no accuracy to match" in words and "Steps for the same accuracy" not in words
 
 
 def test_the_papers_number_stands_only_beside_the_papers_comparison() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -145,6 +146,8 @@ def test_compare_collects_everything() -> None:
     text = lines(found)
     assert text[0].startswith("RCD against SeqD") and any("AUP (shared cut)" in line for line in text)
     assert all(len(line) < 120 for line in text)
+    assert any(re.search(r"speedup +SeqD's best accuracy: x \d\.\d+, 1 point less: x", line) for line in text)
+    assert any("RCD's best accuracy: not reached" in line for line in lines(compare(other, base, resamples=100)))
 
 
 def test_compare_without_a_common_range_or_a_right_answer() -> None:
