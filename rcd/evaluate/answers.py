@@ -65,8 +65,9 @@ def check_gold(gold: str, where: str) -> None:
     read = _read(gold)
     known = read.number or read.words or CLOCK.fullmatch(read.text) or BASED.fullmatch(_tight(read.text))
     if not known and not (is_math(read.text) and verifier.readable(read.text)):
+        shown = " ".join(gold.split())  # on one line
         raise RCDError(
-            f"the answer '{gold}' of {where} cannot be read as a number, a formula or a word; mend it or drop the row."
+            f"the answer '{shown}' of {where} cannot be read as a number, a formula or a word; mend it or drop the row."
         )
 
 

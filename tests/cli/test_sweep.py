@@ -72,7 +72,7 @@ def test_everything_is_written(swept: Path) -> None:
     shown, heard = (swept / "shown.txt").read_text(), (swept / "heard.txt").read_text()
     assert shown.index("llada-rcd") < shown.index("threshold 0.6") and "The report: " in shown
     assert "steps (95% interval" in shown or "never reaches" in shown
-    assert "for llada-seqd's best accuracy, x " in shown and "for 1 point less (asked of both)" in shown
+    assert "speedup              llada-seqd's best accuracy: " in shown and "(asked of both)" in shown
     assert shown.count("3 items are too few for these intervals.") == 1
     assert "rcd: llada-seqd at 0.9: " in heard and "(4 of 4 points)" in heard
 

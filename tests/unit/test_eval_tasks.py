@@ -97,8 +97,8 @@ def test_generated_tasks_draw_the_test_split_by_seed(name: str) -> None:
         ('{"question": "How many?", "answer": " "}', r"line 2 of .*set\.jsonl has an empty answer"),
         ('{"question": "How many?", "answer": "#### "}', r"line 2 of .*set\.jsonl has an empty answer"),
         (
-            '{"question": "How many?", "answer": "\\\\frac{1}{"}',
-            r"the answer '\\frac\{1\}\{' of line 2 of .*set\.jsonl cannot be read",
+            '{"question": "How many?", "answer": "\\\\frac{1}\\n{"}',
+            r"the answer '\\frac\{1\} \{' of line 2 of .*set\.jsonl cannot be read",
         ),
     ],
 )
