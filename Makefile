@@ -11,7 +11,7 @@ demo: $(READY)
 	@$(BIN)/rcd demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
