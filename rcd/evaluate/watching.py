@@ -39,6 +39,15 @@ class Around:
     def everywhere(self) -> bool:
         return self.carry.everywhere
 
+    @property
+    def expects(self) -> bool:
+        """As `Residual.expects`: a large vocabulary's delta is then computed as in a run that nobody watches."""
+        return getattr(self.carry, "expects", False)
+
+    @property
+    def t_res(self) -> float:
+        return getattr(self.carry, "t_res", 1.0)
+
     def refresh(self, state: Any | None, passes: Passes, codebook_VD: Tensor) -> CarryState:
         return self.carry.refresh(state, passes, codebook_VD)
 

@@ -199,11 +199,8 @@ def _add_norm(
     tl.store(out + row * D + at, normed.to(kind), mask=keep)
 
 
-NORM_WARPS = 16
-
-
 def _warps(width: int) -> int:
-    return NORM_WARPS if width >= 4096 else 8 if width >= 2048 else 4
+    return 16 if width >= 4096 else 8 if width >= 2048 else 4
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
