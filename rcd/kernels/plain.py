@@ -64,8 +64,8 @@ def rotate_store(
     heads: int,
     norms: tuple[Tensor, Tensor, float] | None = None,
 ) -> Tensor:
-    """Split q, k and v (a product in parts), norm q and k (Qwen3), turn them to their positions, and write k and v to the
-    cache, where position is slot. Returns q [N, Q, H, C]."""
+    """Split q, k and v (a product in parts), norm q and k (Qwen3), turn them to their positions, and write k and v to
+    the cache, where position is slot. Returns q [N, Q, H, C]."""
     (_, n, q, _), (_, groups, _, c) = parts_SNQX.shape, keys_RGTC.shape
     query, key, value = _whole(parts_SNQX, keys_RGTC).view(n, q, -1, c).split((heads, groups, groups), dim=2)
     if norms is not None:
