@@ -30,6 +30,7 @@ from rcd.decode.events import Counts, Event, Failed, Finished, Step
 from rcd.decode.lanes import prefill_piece
 from rcd.decode.step import Rules, denoise
 from rcd.decode.stopping import check_prompts, cut
+from rcd.diffusion.noise import signed
 from rcd.engine.backbone import Backbone, Cache, Slots, cache_bytes, misfit
 from rcd.engine.rows import Ready, Rows, prepared, prepared_canvas, settle
 from rcd.errors import RCDError, whole
@@ -48,6 +49,8 @@ class Request:
     number: int
     prompt: Sequence[int]
     new_tokens: int
+    seed: int | None = None
+    """What its tokens are drawn by; None: the configuration's seed and the number."""
 
 
 @dataclass
@@ -150,8 +153,6 @@ def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
         return "the carry's scope is the canvas; with carry_scope='block' it can"
     if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero"):
         return "the carry asks for passes of its own"
-    if config.temperature > 0:
-        return "it samples (temperature > 0)"
     if config.eos_suppression != "none":
         return "eos_suppression is set"
     return None
@@ -235,7 +236,7 @@ class Engine:
             view, ids = made.slots(self.b), given.ids
         row, model = made.row[:served], cast(DiffusionLM, self.slotted)
         outcome = denoise(
-            model, self.rules, ids, view, rows.carry.rows(row), given.candidates, given.quota, [None] * served,
+            model, self.rules, ids, view, rows.carry.rows(row), given.candidates, given.quota, given.noise,
             given.inject,
         )  # fmt: skip
         report = self._settled(rows, made, given, outcome, config, mask, eos)
@@ -415,13 +416,14 @@ class Engine:
     def _enter(self, row: int, request: Request, prompt: list[int], passes: int) -> None:
         """Write the request into its row, which is active from here on."""
         serial, rows = next(self._serials), self.rows
+        seed = signed(self.config.seed + request.number if request.seed is None else request.seed)
         first, limit = len(prompt) if self.canvas else len(prompt) // self.b * self.b, len(prompt) + request.new_tokens
         rows.text[row].fill_(self.model.settings.mask_token_id)
         rows.text[row, : len(prompt)] = _sent(prompt, self.model.device)
         for value, number in (
             (rows.start, first), (rows.pending, self.canvas), (rows.prompt, len(prompt)), (rows.limit, limit),
             (rows.step, 0), (rows.denoised, 0), (rows.stored, 0), (rows.broken, 0), (rows.serial, serial),
-            (rows.active, True),
+            (rows.seed, seed), (rows.active, True),
         ):  # fmt: skip
             value[row].fill_(number)
         if isinstance(rows.carry, TensorState):

@@ -18,6 +18,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.decode.step import Outcome
 from rcd.decode.stopping import close, is_end, unsettled
 from rcd.diffusion.commit import quota
+from rcd.diffusion.noise import uniform_of
 from rcd.engine.backbone import Slots
 
 REPORT = ("serial", "active", "pending", "masks", "denoised", "stored", "broken")
@@ -47,6 +48,8 @@ class Rows:
     """[R + 1] the denoising step whose logits were no numbers, 0 if none."""
     serial: Tensor
     """[R + 1] which request the row serves."""
+    seed: Tensor
+    """[R + 1] what its tokens are drawn by."""
     carry: CarryState
 
     @classmethod
@@ -59,7 +62,19 @@ class Rows:
 
         text = torch.full((rows + 1, capacity), mask, dtype=torch.long, device=device)
         return cls(
-            text, whole(), flags(), flags(), whole(), whole(), whole(), whole(), whole(), whole(), whole(-1), carry
+            text,
+            whole(),
+            flags(),
+            flags(),
+            whole(),
+            whole(),
+            whole(),
+            whole(),
+            whole(),
+            whole(),
+            whole(-1),
+            whole(),
+            carry,
         )
 
 
@@ -149,6 +164,8 @@ class Ready:
     inject: Tensor
     quota: Tensor
     """[A]"""
+    noise: Tensor | None
+    """[A, b] what tokens are drawn by, if they are."""
 
 
 def ready(rows: Rows, made: Plan, config: DecodeConfig, carry: Carry, mask: int, eos: tuple[int, ...]) -> Ready:
@@ -166,7 +183,8 @@ def ready(rows: Rows, made: Plan, config: DecodeConfig, carry: Carry, mask: int,
         total = (rows.limit[row] - made.start[:served]).clamp_max(b)
     candidates = unsettled(ids[:served], masked, output, eos, config.eos_early_stop)
     least = quota(total, config.num_inference_steps or b, rows.step[row])
-    return Ready(ids, output, masked, candidates, places(carry, masked) & going, least)
+    noise = uniform_of(rows.seed[row][:, None], rows.denoised[row][:, None], position) if config.temperature else None
+    return Ready(ids, output, masked, candidates, places(carry, masked) & going, least, noise)
 
 
 def prepared(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,6 +49,14 @@ def config(**settings: Any) -> DecodeConfig:
 
 def canvas(**settings: Any) -> DecodeConfig:
     return config(window="dual", carry_scope="block", **settings)
+
+
+DRAWN: dict[str, dict[str, Any]] = {
+    "1": {"temperature": 1.0},
+    "1, untempered": {"temperature": 1.0, "confidence": "untempered", "top_p": 0.8},
+    "0.7, top_k": {"temperature": 0.7, "top_k": 20},
+    "0.7, top_k and top_p": {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "confidence": "tempered"},
+}
 
 
 def asked(prompts: Sequence[Sequence[int]] = PROMPTS, new: int = NEW) -> list[Request]:
@@ -114,9 +123,44 @@ def test_on_a_canvas_under_every_commit_rule(models: dict[str, rcd.Pipeline], ru
     agree(models["llada"], canvas(carry="residual", block_length=block, **RULES[rule]), rows=(2, 4))
 
 
-def test_the_compiled_bookkeeping_emits_the_same_tokens(models: dict[str, rcd.Pipeline]) -> None:
+@pytest.mark.parametrize("how", DRAWN)
+@pytest.mark.parametrize("carry", ["none", "residual", "soft_mask"])
+def test_drawn_tokens_are_the_plain_windows(models: dict[str, rcd.Pipeline], carry: str, how: str) -> None:
+    agree(models["sdar"], config(carry=carry, seed=5, **DRAWN[how]))
+    agree(models["llada"], canvas(carry=carry, seed=5, **DRAWN[how]), rows=(1, 2))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_drawn_under_every_commit_rule(models: dict[str, rcd.Pipeline], rule: str) -> None:
+    agree(models["sdar"], config(carry="residual", temperature=0.8, **RULES[rule]), rows=(2,))
+    agree(models["llada"], canvas(carry="residual", temperature=0.8, **RULES[rule]), rows=(2,))
+
+
+@pytest.mark.parametrize("delta", ["exact", "kept"])
+def test_drawn_with_either_delta(models: dict[str, rcd.Pipeline], delta: str) -> None:
+    chosen = config(carry="residual", delta=delta, delta_tokens=8, delta_rank=4, temperature=0.8)
+    agree(models["sdar"], chosen, rows=(2,))
+
+
+def test_a_requests_draws_are_its_seeds_own(models: dict[str, rcd.Pipeline]) -> None:
+    """Not its number's, its row's or its neighbours'; and other seeds give other texts."""
+    chosen = config(carry="residual", temperature=1.0)
+    served, prompt = engine(models["sdar"], chosen, rows=3), PROMPTS[1]
+    want = [models["sdar"].generate(prompt, config(carry="residual", temperature=1.0, seed=seed)) for seed in range(6)]
+    requests = [Request(10 + seed, prompt, NEW, seed=seed) for seed in (3, 5, 0, 1, 4, 2)]
+    got = {one.row - 10: one.ids for one in served.generate(requests)}
+    assert got == {seed: one.sequences[0] for seed, one in enumerate(want)}
+    assert len({tuple(ids) for ids in got.values()}) == 6
+    (alone,) = served.generate([Request(0, prompt, NEW, seed=4)])
+    assert alone.ids == got[4]
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "top_k": 30}], ids=["greedy", "drawn"])
+def test_the_compiled_bookkeeping_emits_the_same_tokens(
+    models: dict[str, rcd.Pipeline], settings: dict[str, Any]
+) -> None:
     """Traced as on a GPU, run by torch itself: the compiler's own kernels take minutes on a CPU."""
-    chosen = config(carry="residual")
+    chosen = config(carry="residual", **settings)
     served = engine(models["sdar"], chosen)
     served._compile(backend="eager")
     want = models["sdar"].generate(PROMPTS, chosen).sequences
@@ -129,7 +173,9 @@ def test_the_compiled_bookkeeping_emits_the_same_tokens(models: dict[str, rcd.Pi
         ("sdar", config(carry="none")),
         ("sdar", config(carry="residual")),
         ("sdar", config(carry="residual", delta="kept", delta_tokens=8, delta_rank=4)),
+        ("sdar", config(carry="residual", temperature=0.8)),
         ("llada", canvas(carry="residual")),
+        ("llada", canvas(carry="residual", temperature=0.8, top_p=0.9)),
     ],
 )
 def test_in_fp32_a_request_is_the_same_to_the_last_bit_whoever_else_is_there(family: str, chosen: DecodeConfig) -> None:
@@ -294,7 +340,6 @@ def test_large_vocabularies_keep_by_default() -> None:
 @pytest.mark.parametrize(
     ("family", "settings", "words"),
     [
-        ("sdar", {"temperature": 0.5}, "samples"),
         ("sdar", {"window": "d2f"}, "window"),
         ("sdar", {"carry": Residual(start="self")}, "passes of its own"),
         ("sdar", {"eos_suppression": "logits"}, "eos_suppression"),
@@ -542,6 +587,15 @@ def test_a_pipeline_decodes_the_same_with_the_engine(family: str, more: dict[str
 
     plain, fast = (pipeline.generate(PROMPTS, config(name)) for name in ("plain", "fast"))
     assert fast.sequences == plain.sequences
+    ways: list[Any] = [{}, {"seeds": [2**63, 5, 5, 0]}, {"generator": torch.Generator().manual_seed(3)}]
+    for way in ways:
+        texts = []
+        for name in ("plain", "fast"):
+            if "generator" in way:
+                way["generator"].manual_seed(3)
+            texts.append(pipeline.generate(PROMPTS, replace(config(name), temperature=1.0, seed=9), **way).sequences)
+        assert texts[0] == texts[1]
+    assert pipeline.generate(PROMPTS, config("fast")).sequences == plain.sequences
     held = pipeline._engine
     assert held is not None and pipeline.generate(PROMPTS, config("fast")).sequences == plain.sequences
     assert pipeline._engine is held  # what it has captured serves the next call
