@@ -52,14 +52,13 @@ class Rules:
         )
 
     def distribution(self, logits: Tensor) -> Distribution:
-        if self.summarise is not None:
-            return self.summarise(logits)
-        return Distribution(without(logits, self.impossible))
+        allowed = without(logits, self.impossible)
+        return Distribution(allowed) if self.summarise is None else self.summarise(allowed)
 
     def summarising(self, model: DiffusionLM, config: DecodeConfig, parts: Any) -> Rules:
         """The same, reading the logits once: with `parts` (`rcd.kernels`), and with the delta that the settings ask
         for. Only where the mask alone is never sampled."""
-        if self.sampling.last or self.impossible or len(self.sampling.never) != 1:
+        if len(self.sampling.never) != 1:
             return self
         kept = getattr(self.carry, "expects", False) and config.keeps(model.settings.vocab_size)
         tail = model.tail(config.delta_rank) if kept else None

@@ -153,8 +153,6 @@ def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
         return "the carry's scope is the canvas; with carry_scope='block' it can"
     if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero"):
         return "the carry asks for passes of its own"
-    if config.eos_suppression != "none":
-        return "eos_suppression is set"
     return None
 
 

@@ -142,6 +142,31 @@ def test_drawn_with_either_delta(models: dict[str, rcd.Pipeline], delta: str) ->
     agree(models["sdar"], chosen, rows=(2,))
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"temperature": 0.8}, {"delta": "kept", "delta_tokens": 8, "delta_rank": 4}], ids=str
+)
+@pytest.mark.parametrize("carry", ["none", "residual", "soft_mask"])
+@pytest.mark.parametrize("suppression", ["logits", "confidence"])
+def test_end_tokens_are_suppressed_as_in_the_plain_windows(suppression: str, carry: str, more: dict[str, Any]) -> None:
+    for family, window in (("sdar", config), ("llada", canvas)):
+        pipeline = keen(family)
+        chosen = window(carry=carry, eos_suppression=suppression, **more)
+        agree(pipeline, chosen, rows=(2,))
+        free, held = (pipeline.generate(PROMPTS, one) for one in (replace(chosen, eos_suppression="none"), chosen))
+        assert free.sequences != held.sequences  # the check above could fail
+        ends = [set(ids) & set(pipeline.settings.eos_token_ids) for ids in held.sequences]
+        assert suppression == "confidence" or not any(ends)
+
+
+def keen(family: str) -> rcd.Pipeline:
+    """A model that says its most frequent tokens are ends."""
+    pipeline = exact(family)
+    said = [token for ids in pipeline.generate(PROMPTS, config()).sequences for token in ids]
+    often = sorted(set(said), key=said.count)[-2:]
+    pipeline.model.settings = replace(pipeline.settings, eos_token_ids=tuple(often))
+    return pipeline
+
+
 def test_a_requests_draws_are_its_seeds_own(models: dict[str, rcd.Pipeline]) -> None:
     """Not its number's, its row's or its neighbours'; and other seeds give other texts."""
     chosen = config(carry="residual", temperature=1.0)
@@ -342,7 +367,6 @@ def test_large_vocabularies_keep_by_default() -> None:
     [
         ("sdar", {"window": "d2f"}, "window"),
         ("sdar", {"carry": Residual(start="self")}, "passes of its own"),
-        ("sdar", {"eos_suppression": "logits"}, "eos_suppression"),
         ("llada", {"window": "dual", "carry": "residual"}, "carry_scope"),
         ("llada", {"window": "dual", "refresh_every": 2}, "refresh_every"),
         ("dream", {"window": "dual"}, "next position"),
