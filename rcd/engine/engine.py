@@ -32,6 +32,7 @@ from rcd.decode.step import Rules, denoise
 from rcd.decode.stopping import check_prompts, cut
 from rcd.diffusion.noise import signed
 from rcd.engine.backbone import Backbone, Cache, Slots, cache_bytes, misfit
+from rcd.engine.compiling import compiled
 from rcd.engine.rows import Ready, Rows, prepared, prepared_canvas, settle
 from rcd.errors import RCDError, whole
 from rcd.kernels import parts_for
@@ -137,7 +138,7 @@ class SlotModel:
         count = inject.shape[0]
         asked = embeds[:count] if at is None else embeds[at]
         injected = carry.inject(asked, inject, state, self.model.carry_parameters)
-        return torch.cat((injected, embeds[count:])) if at is None else embeds.index_put(at, injected)
+        return embeds.slice_scatter(injected, end=count) if at is None else embeds.index_put(at, injected)
 
 
 def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
@@ -206,13 +207,12 @@ class Engine:
         self._serials = itertools.count()
         self._rate = 1.0
 
-    def _compile(self, backend: str = "inductor") -> None:
-        """The bookkeeping around the pass, some two hundred tiny operations, as a few kernels."""
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        compiled = partial(torch.compile, backend=backend)
-        self._prepared, self._settled = compiled(self._prepared), compiled(settle)
-        self.rules = replace(self.rules, choose=compiled(self.rules.choose))
-        self.slotted.embed = compiled(self.slotted.embed)  # type: ignore[method-assign]
+    def _compile(self, backend: Any = "inductor") -> None:
+        """The bookkeeping around the pass as a few kernels."""
+        made = partial(compiled, capacity=self.cache.capacity, backend=backend)
+        self._prepared, self._settled = made(self._prepared), made(settle)
+        self.rules = replace(self.rules, choose=made(self.rules.choose))
+        self.slotted.embed = made(self.slotted.embed)  # type: ignore[method-assign]
 
     def _no_state(self, rows: int) -> Any:
         passes = _Shape((rows, self.b, self.model.settings.vocab_size), self.model.device)

@@ -193,6 +193,36 @@ def test_the_compiled_bookkeeping_emits_the_same_tokens(
 
 
 @pytest.mark.parametrize(
+    ("family", "chosen", "most"),
+    [
+        ("sdar", config(carry="residual"), 11),
+        ("sdar", config(carry="residual", temperature=0.8), 11),
+        ("llada", canvas(carry="residual"), 12),
+    ],
+)
+def test_the_bookkeeping_is_compiled_once_for_all_sizes(family: str, chosen: DecodeConfig, most: int) -> None:
+    """Four functions, each for a row alone, with one slot or two, and for any other size; of a canvas, whole and not.
+    64 is also the width of the embeddings: a row that happens to be as long is no reason to compile again."""
+    torch._dynamo.reset()
+    pipeline, made = exact(family), []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    many = [[5 + k % 7] * (3 + 5 * (k % 4)) for k in range(9)]
+    want, counts, sizes = pipeline.generate(many, chosen).sequences, [], set()
+    for rows, capacity in ((1, 48), (3, 48), (5, 56), (8, 64), (9, 64)):
+        served = engine(pipeline, chosen, rows, capacity)
+        served._compile(backend=counting)
+        assert [one.ids for one in served.generate(asked(many))] == want
+        counts.append(len(made))
+        sizes |= {(capacity, rows, *size) for size in served._units}
+    assert counts[1:] == [counts[1]] * 4
+    assert counts[-1] <= most < len(sizes)
+
+
+@pytest.mark.parametrize(
     ("family", "chosen"),
     [
         ("sdar", config(carry="none")),
