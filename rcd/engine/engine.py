@@ -33,7 +33,7 @@ from rcd.decode.stopping import check_prompts, cut
 from rcd.diffusion.noise import signed
 from rcd.engine.backbone import Backbone, Cache, Slots, cache_bytes, misfit
 from rcd.engine.compiling import compiled
-from rcd.engine.rows import Ready, Rows, prepared, prepared_canvas, settle
+from rcd.engine.rows import Ready, Rows, prepared, prepared_canvas, settle, starts_itself
 from rcd.errors import RCDError, whole
 from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction
@@ -152,8 +152,8 @@ def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
         return "outputs predict the next position" if model.settings.shift else "refresh_every is set"
     if config.window == "dual" and config.carry_scope != "block" and not isinstance(carry, NoCarry):
         return "the carry's scope is the canvas; with carry_scope='block' it can"
-    if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero"):
-        return "the carry asks for passes of its own"
+    if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero") and not carry.starts_itself:
+        return "the residual starts or lives by something else than predictions of a step's kind"
     return None
 
 
@@ -216,8 +216,9 @@ class Engine:
 
     def _no_state(self, rows: int) -> Any:
         passes = _Shape((rows, self.b, self.model.settings.vocab_size), self.model.device)
-        assert self.config.carry is not None and not isinstance(self.config.carry, str)
-        return self.config.carry.refresh(None, passes, self.model.codebook)  # type: ignore[arg-type]
+        carry: Any = self.config.carry
+        cold = replace(carry, start="zero") if starts_itself(self.config) else carry
+        return cold.refresh(None, passes, self.model.codebook)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -421,7 +422,7 @@ class Engine:
         for value, number in (
             (rows.start, first), (rows.pending, self.canvas), (rows.prompt, len(prompt)), (rows.limit, limit),
             (rows.step, 0), (rows.denoised, 0), (rows.stored, 0), (rows.broken, 0), (rows.serial, serial),
-            (rows.seed, seed), (rows.active, True),
+            (rows.seed, seed), (rows.fresh, starts_itself(self.config)), (rows.started, 0), (rows.active, True),
         ):  # fmt: skip
             value[row].fill_(number)
         if isinstance(rows.carry, TensorState):
@@ -448,7 +449,7 @@ class Engine:
             yield from self._steps(told)
         report = told.report.tolist()
         for row, one in list(self._serving.items()):
-            serial, active, pending, left, denoised, stored, broken = report[row]
+            serial, active, pending, left, denoised, stored, broken, started = report[row]
             if serial != one.serial:
                 continue
             if denoised > one.last and one.left > left:
@@ -458,7 +459,8 @@ class Engine:
                 continue
             del self._serving[row]
             self.stats.idle += sum(row in later.rows for later in self._flying)
-            yield self._ended(row, one, broken, Counts(denoising=denoised, prefill=one.prefills, store=stored))
+            counts = Counts(denoising=denoised, prefill=one.prefills, store=stored, start=started)
+            yield self._ended(row, one, broken, counts)
 
     def _ended(self, row: int, one: Serving, broken: int, counts: Counts) -> Finished | Failed:
         number = one.request.number

@@ -192,6 +192,42 @@ def test_the_compiled_bookkeeping_emits_the_same_tokens(
     assert [one.ids for one in served.generate(asked())] == want
 
 
+STARTS: dict[str, Residual] = {
+    "plain": Residual(start="self"),
+    "t_res": Residual(start="self", t_res=0.8, t_res_at_start=True),
+    "both": Residual(start="self", t_res=0.8, t_res_at_start=True, t_res_on="both", alpha="confidence"),
+    "top1": Residual(start="self", alpha="top1"),
+    "fixed": Residual(start="self", alpha="fixed"),
+}
+
+
+@pytest.mark.parametrize("more", [{}, {"eos_early_stop": False}, {"temperature": 0.8}, {"commit": "topm"}], ids=str)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_start_of_the_targets_own_is_one_more_pass_a_block(
+    models: dict[str, rcd.Pipeline], start: str, more: dict[str, Any]
+) -> None:
+    """And it commits nothing, is no denoising step, and draws nothing."""
+    for family, window in (("sdar", config), ("llada", canvas)):
+        chosen = window(carry=STARTS[start], **more)
+        agree(models[family], chosen)
+        want, got = models[family].generate(PROMPTS, chosen).results, engine(models[family], chosen).generate(asked())
+        assert [one.counts.start for one in got] == [one.counts.start for one in want]
+        assert min(one.counts.start for one in got) > 0
+
+
+def test_such_a_start_waits_for_its_slot_and_keeps_what_is_asked(models: dict[str, rcd.Pipeline]) -> None:
+    kept = {"delta": "kept", "delta_tokens": 8, "delta_rank": 4}
+    chosen = config(carry=Residual(start="self"), block_length=4, **kept)
+    want = models["sdar"].generate(PROMPTS, chosen)
+    for slots in (4, 8):
+        served = engine(models["sdar"], chosen, rows=4)
+        served._size = lambda rows, slots=slots: (4, slots)  # type: ignore[method-assign,misc]
+        got = served.generate(asked())
+        assert [one.ids for one in got] == want.sequences
+        assert [one.counts.start for one in got] == [one.counts.start for one in want.results]
+        assert any(one.counts.store for one in got) == (slots == 4)
+
+
 @pytest.mark.parametrize(
     ("family", "chosen", "most"),
     [
@@ -396,7 +432,10 @@ def test_large_vocabularies_keep_by_default() -> None:
     ("family", "settings", "words"),
     [
         ("sdar", {"window": "d2f"}, "window"),
-        ("sdar", {"carry": Residual(start="self")}, "passes of its own"),
+        ("sdar", {"carry": Residual(start="self", t_res=0.8)}, "starts or lives"),
+        ("sdar", {"carry": Residual(start="dirichlet")}, "starts or lives"),
+        ("sdar", {"carry": Residual(start="reference")}, "starts or lives"),
+        ("sdar", {"carry": Residual(source="reference")}, "starts or lives"),
         ("llada", {"window": "dual", "carry": "residual"}, "carry_scope"),
         ("llada", {"window": "dual", "refresh_every": 2}, "refresh_every"),
         ("dream", {"window": "dual"}, "next position"),
@@ -451,9 +490,9 @@ def test_a_bad_request_costs_no_work(models: dict[str, rcd.Pipeline]) -> None:
     assert (served.stats.passes, served.stats.prefills) == (0, 0)
 
 
-@pytest.mark.parametrize("carry", ["none", "residual"])
+@pytest.mark.parametrize("carry", ["none", "residual", Residual(start="self")], ids=["none", "residual", "started"])
 @pytest.mark.parametrize(("family", "window"), [("sdar", config), ("llada", canvas)])
-def test_logits_that_are_no_numbers_stop_their_row_alone(family: str, window: Any, carry: str) -> None:
+def test_logits_that_are_no_numbers_stop_their_row_alone(family: str, window: Any, carry: Any) -> None:
     pipeline, chosen = exact(family), window(carry=carry)
     want = pipeline.generate(PROMPTS[:3], chosen).sequences
     poison = next(token for token in range(100) if token not in {t for row in [*want, *PROMPTS] for t in row})
