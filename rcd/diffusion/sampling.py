@@ -38,15 +38,16 @@ def filter_top_k(logits: Tensor, k: int) -> Tensor:
     return logits.masked_fill(logits < logits.topk(k, dim=-1).values[..., -1:], NEVER)
 
 
-def filter_top_p(logits: Tensor, p: float) -> Tensor:
-    """The smallest set of most probable tokens whose mass reaches p; at least one."""
+def filter_top_p(logits: Tensor, p: float, k: int = 0) -> Tensor:
+    """The smallest set of most probable tokens whose mass reaches p, at least one; ties with the last stay. Of logits
+    that `filter_top_k` has left, k spares the sorting of the whole vocabulary."""
     if p >= 1.0:
         return logits
-    ordered, order = logits.sort(dim=-1, descending=True)
-    probabilities = ordered.softmax(-1)
-    outside = probabilities.cumsum(-1) - probabilities >= p
-    outside[..., 0] = False
-    return logits.masked_fill(torch.zeros_like(outside).scatter_(-1, order, outside), NEVER)
+    few = 0 < k < logits.shape[-1]
+    ordered = logits.topk(k, dim=-1).values if few else logits.sort(dim=-1, descending=True).values
+    probabilities = (ordered - logits.logsumexp(-1, keepdim=True)).exp_()
+    inside = (probabilities.cumsum(-1) - probabilities < p).sum(-1, keepdim=True)
+    return logits.masked_fill(logits < ordered.gather(-1, (inside - 1).clamp_min(0)), NEVER)
 
 
 def drawn(logits_BLV: Tensor, settings: SamplingSettings, noise_BL: Tensor) -> Tensor:
@@ -65,7 +66,7 @@ def drawn(logits_BLV: Tensor, settings: SamplingSettings, noise_BL: Tensor) -> T
         z[..., one] = NEVER
     if settings.temperature != 1.0:
         z /= settings.temperature
-    z = filter_top_p(filter_top_k(z, settings.top_k), settings.top_p)
+    z = filter_top_p(filter_top_k(z, settings.top_k), settings.top_p, settings.top_k)
     mass = z.sub_(z.amax(-1, keepdim=True)).exp_().unflatten(-1, (-1, chunk))
     sums = mass.sum(-1, dtype=torch.float64)
     edge = sums.cumsum(-1)

@@ -75,6 +75,19 @@ def test_top_k_and_top_p_keep_what_they_promise() -> None:
     assert filter_top_k(z, 0) is z and filter_top_p(z, 1.0) is z
 
 
+@pytest.mark.parametrize("p", [0.01, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("k", [1, 5, 40, 500])
+def test_top_p_behind_top_k_needs_no_whole_sorting(p: float, k: int) -> None:
+    z = filter_top_k(logits(2, 30, 300).round(decimals=1), k)  # with ties
+    assert torch.equal(filter_top_p(z, p, k), filter_top_p(z, p))
+
+
+def test_ties_stay_whatever_the_order_of_sorting() -> None:
+    z = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])
+    assert filter_top_p(z, 0.5).isfinite().tolist() == [True, True, True, True, False]
+    assert filter_top_p(z, 0.4).isfinite().tolist() == [True, False, False, False, False]
+
+
 def test_last_tokens_have_confidence_zero_and_the_others_are_renormalised() -> None:
     z = torch.tensor([[[2.0, 1.0, 0.0], [0.0, 2.0, 1.0]]])
     token, confidence = sample(Distribution(z), SamplingSettings(last=(0,)))
