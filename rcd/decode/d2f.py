@@ -220,12 +220,10 @@ class _Decoding:
         number = self._blocks(span.slots)[:, :, 0] // self.b
         flying = self._flying(flight, now).gather(1, number)
         masked, decoded = span.take(now.masked) & span.own, flying.repeat_interleave(self.b, dim=1)
-        blocks = zip(rows, flying.tolist(), strict=True)
-        drawing = [run.generators[row] if on else None for row, each in blocks for on in each]
         ids, view = self._view(flight, span)
         outcome = denoise(
             run.target.model, run.rules, ids, view, state, span.take(now.needed) & decoded, least.gather(1, number),
-            drawing, places(run.rules.carry, masked) & decoded,
+            run.noise(rows, view), places(run.rules.carry, masked) & decoded,
         )  # fmt: skip
         flight = self._written(flight, span, outcome)
         # what was done when the pass began has been computed from its tokens

@@ -30,8 +30,10 @@ from rcd.decode.events import Counts, Event, Failed, Finished, Step
 from rcd.decode.lanes import prefill_piece
 from rcd.decode.step import Rules, denoise
 from rcd.decode.stopping import check_prompts, cut
+from rcd.diffusion.noise import signed
 from rcd.engine.backbone import Backbone, Cache, Slots, cache_bytes, misfit
-from rcd.engine.rows import Ready, Rows, prepared, prepared_canvas, settle
+from rcd.engine.compiling import compiled
+from rcd.engine.rows import Ready, Rows, prepared, prepared_canvas, settle, starts_itself
 from rcd.errors import RCDError, whole
 from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction
@@ -48,6 +50,8 @@ class Request:
     number: int
     prompt: Sequence[int]
     new_tokens: int
+    seed: int | None = None
+    """What its tokens are drawn by; None: the configuration's seed and the number."""
 
 
 @dataclass
@@ -134,7 +138,7 @@ class SlotModel:
         count = inject.shape[0]
         asked = embeds[:count] if at is None else embeds[at]
         injected = carry.inject(asked, inject, state, self.model.carry_parameters)
-        return torch.cat((injected, embeds[count:])) if at is None else embeds.index_put(at, injected)
+        return embeds.slice_scatter(injected, end=count) if at is None else embeds.index_put(at, injected)
 
 
 def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
@@ -148,12 +152,8 @@ def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
         return "outputs predict the next position" if model.settings.shift else "refresh_every is set"
     if config.window == "dual" and config.carry_scope != "block" and not isinstance(carry, NoCarry):
         return "the carry's scope is the canvas; with carry_scope='block' it can"
-    if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero"):
-        return "the carry asks for passes of its own"
-    if config.temperature > 0:
-        return "it samples (temperature > 0)"
-    if config.eos_suppression != "none":
-        return "eos_suppression is set"
+    if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero") and not carry.starts_itself:
+        return "the residual starts or lives by something else than predictions of a step's kind"
     return None
 
 
@@ -207,18 +207,18 @@ class Engine:
         self._serials = itertools.count()
         self._rate = 1.0
 
-    def _compile(self, backend: str = "inductor") -> None:
-        """The bookkeeping around the pass, some two hundred tiny operations, as a few kernels."""
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        compiled = partial(torch.compile, backend=backend)
-        self._prepared, self._settled = compiled(self._prepared), compiled(settle)
-        self.rules = replace(self.rules, choose=compiled(self.rules.choose))
-        self.slotted.embed = compiled(self.slotted.embed)  # type: ignore[method-assign]
+    def _compile(self, backend: Any = "inductor") -> None:
+        """The bookkeeping around the pass as a few kernels."""
+        made = partial(compiled, capacity=self.cache.capacity, backend=backend)
+        self._prepared, self._settled = made(self._prepared), made(settle)
+        self.rules = replace(self.rules, choose=made(self.rules.choose))
+        self.slotted.embed = made(self.slotted.embed)  # type: ignore[method-assign]
 
     def _no_state(self, rows: int) -> Any:
         passes = _Shape((rows, self.b, self.model.settings.vocab_size), self.model.device)
-        assert self.config.carry is not None and not isinstance(self.config.carry, str)
-        return self.config.carry.refresh(None, passes, self.model.codebook)  # type: ignore[arg-type]
+        carry: Any = self.config.carry
+        cold = replace(carry, start="zero") if starts_itself(self.config) else carry
+        return cold.refresh(None, passes, self.model.codebook)
 
     # -- one step ------------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Engine:
             view, ids = made.slots(self.b), given.ids
         row, model = made.row[:served], cast(DiffusionLM, self.slotted)
         outcome = denoise(
-            model, self.rules, ids, view, rows.carry.rows(row), given.candidates, given.quota, [None] * served,
+            model, self.rules, ids, view, rows.carry.rows(row), given.candidates, given.quota, given.noise,
             given.inject,
         )  # fmt: skip
         report = self._settled(rows, made, given, outcome, config, mask, eos)
@@ -415,13 +415,14 @@ class Engine:
     def _enter(self, row: int, request: Request, prompt: list[int], passes: int) -> None:
         """Write the request into its row, which is active from here on."""
         serial, rows = next(self._serials), self.rows
+        seed = signed(self.config.seed + request.number if request.seed is None else request.seed)
         first, limit = len(prompt) if self.canvas else len(prompt) // self.b * self.b, len(prompt) + request.new_tokens
         rows.text[row].fill_(self.model.settings.mask_token_id)
         rows.text[row, : len(prompt)] = _sent(prompt, self.model.device)
         for value, number in (
             (rows.start, first), (rows.pending, self.canvas), (rows.prompt, len(prompt)), (rows.limit, limit),
             (rows.step, 0), (rows.denoised, 0), (rows.stored, 0), (rows.broken, 0), (rows.serial, serial),
-            (rows.active, True),
+            (rows.seed, seed), (rows.fresh, starts_itself(self.config)), (rows.started, 0), (rows.active, True),
         ):  # fmt: skip
             value[row].fill_(number)
         if isinstance(rows.carry, TensorState):
@@ -448,7 +449,7 @@ class Engine:
             yield from self._steps(told)
         report = told.report.tolist()
         for row, one in list(self._serving.items()):
-            serial, active, pending, left, denoised, stored, broken = report[row]
+            serial, active, pending, left, denoised, stored, broken, started = report[row]
             if serial != one.serial:
                 continue
             if denoised > one.last and one.left > left:
@@ -458,7 +459,8 @@ class Engine:
                 continue
             del self._serving[row]
             self.stats.idle += sum(row in later.rows for later in self._flying)
-            yield self._ended(row, one, broken, Counts(denoising=denoised, prefill=one.prefills, store=stored))
+            counts = Counts(denoising=denoised, prefill=one.prefills, store=stored, start=started)
+            yield self._ended(row, one, broken, counts)
 
     def _ended(self, row: int, one: Serving, broken: int, counts: Counts) -> Finished | Failed:
         number = one.request.number

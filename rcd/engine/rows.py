@@ -18,9 +18,10 @@ from rcd.decode.config import DecodeConfig
 from rcd.decode.step import Outcome
 from rcd.decode.stopping import close, is_end, unsettled
 from rcd.diffusion.commit import quota
+from rcd.diffusion.noise import uniform_of
 from rcd.engine.backbone import Slots
 
-REPORT = ("serial", "active", "pending", "masks", "denoised", "stored", "broken")
+REPORT = ("serial", "active", "pending", "masks", "denoised", "stored", "broken", "started")
 """What the host is told of every row after a step."""
 
 
@@ -47,6 +48,12 @@ class Rows:
     """[R + 1] the denoising step whose logits were no numbers, 0 if none."""
     serial: Tensor
     """[R + 1] which request the row serves."""
+    seed: Tensor
+    """[R + 1] what its tokens are drawn by."""
+    fresh: Tensor
+    """[R + 1] whether the current block's first pass, which only predicts, is still to come."""
+    started: Tensor
+    """[R + 1] such passes."""
     carry: CarryState
 
     @classmethod
@@ -59,8 +66,9 @@ class Rows:
 
         text = torch.full((rows + 1, capacity), mask, dtype=torch.long, device=device)
         return cls(
-            text, whole(), flags(), flags(), whole(), whole(), whole(), whole(), whole(), whole(), whole(-1), carry
-        )
+            text, whole(), flags(), flags(), whole(), whole(), whole(), whole(), whole(), whole(), whole(-1), whole(),
+            flags(), whole(), carry,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -149,6 +157,10 @@ class Ready:
     inject: Tensor
     quota: Tensor
     """[A]"""
+    starting: Tensor
+    """[A] rows whose pass only predicts, for the carry to start from."""
+    noise: Tensor | None
+    """[A, b] what tokens are drawn by, if they are."""
 
 
 def ready(rows: Rows, made: Plan, config: DecodeConfig, carry: Carry, mask: int, eos: tuple[int, ...]) -> Ready:
@@ -165,8 +177,11 @@ def ready(rows: Rows, made: Plan, config: DecodeConfig, carry: Carry, mask: int,
         masked = masked & output
         total = (rows.limit[row] - made.start[:served]).clamp_max(b)
     candidates = unsettled(ids[:served], masked, output, eos, config.eos_early_stop)
+    starting = rows.fresh[row] & going.squeeze(1)
+    candidates = candidates & ~starting[:, None]
     least = quota(total, config.num_inference_steps or b, rows.step[row])
-    return Ready(ids, output, masked, candidates, places(carry, masked) & going, least)
+    noise = uniform_of(rows.seed[row][:, None], rows.denoised[row][:, None], position) if config.temperature else None
+    return Ready(ids, output, masked, candidates, places(carry, masked) & going, least, starting, noise)
 
 
 def prepared(
@@ -190,7 +205,7 @@ def settle(
     ids = torch.where(committed, outcome.token, given.ids[:served])
     masked = given.masked & ~committed
     ids, masked = close(ids, masked, outcome.token, given.output, eos, config.eos_early_stop)
-    bad = live & ~outcome.finite
+    bad = (live | given.starting) & ~outcome.finite
     settled = live & ~unsettled(ids, masked, given.output, eos, config.eos_early_stop).any(-1)
     stops = config.eos_early_stop or config.window == "blockwise"
     ended = (is_end(ids, eos) & given.output & stops).any(-1) | (start + b >= rows.limit[row])
@@ -198,18 +213,26 @@ def settle(
 
     rows.text[row[:, None], start[:, None] + torch.arange(b, device=start.device)] = ids
     active = rows.active[row]
-    rows.pending[row] = onward if config.window == "blockwise" else torch.where(made.storing, rows.pending[row], onward)
+    held = made.storing | given.starting
+    rows.pending[row] = onward if config.window == "blockwise" else torch.where(held, rows.pending[row], onward)
+    rows.fresh[row] = (onward & starts_itself(config)) | (rows.fresh[row] & ~given.starting)
+    rows.started[row] += given.starting.long()
     if config.window == "blockwise":
         rows.stored[row] += made.storing.long()
     rows.start[row] = torch.where(onward, start + b, rows.start[row])
     rows.step[row] = torch.where(onward, 0, rows.step[row] + live.long())
     rows.denoised[row] += live.long()
-    rows.broken[row] = torch.where(bad, rows.denoised[row], rows.broken[row])
+    rows.broken[row] = torch.where(bad, rows.denoised[row] + given.starting, rows.broken[row])
     rows.active[row] = active & ~done
-    _hand_on(rows, row, outcome.state, live & ~settled, made.storing)
+    _hand_on(rows, row, outcome.state, (live & ~settled) | given.starting, made.storing)
     left = torch.zeros_like(rows.start).index_copy(0, row, masked.sum(-1))
-    told = (rows.serial, rows.active, rows.pending, left, rows.denoised, rows.stored, rows.broken)
+    told = (rows.serial, rows.active, rows.pending, left, rows.denoised, rows.stored, rows.broken, rows.started)
     return torch.stack([value.long() for value in told], dim=1)
+
+
+def starts_itself(config: DecodeConfig) -> bool:
+    """Whether a block begins with a pass that only predicts."""
+    return bool(getattr(config.carry, "starts_itself", False))
 
 
 def _hand_on(rows: Rows, row: Tensor, after: CarryState, keep: Tensor, hold: Tensor) -> None:

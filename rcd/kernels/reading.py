@@ -75,13 +75,14 @@ def _finish(
     mark = row * PARTS + part
     top = tl.load(tops + mark, mask=there, other=float("-inf"))
     most = tl.max(top, axis=0)
-    gap = tl.where(there, top - most, 0.0)
-    share = tl.where(there, tl.exp(gap), 0.0)
+    allowed = there & (top != float("-inf"))  # a chunk of which no id is allowed has no mass
+    gap = tl.where(allowed, top - most, 0.0)
+    share = tl.where(allowed, tl.exp(gap), 0.0)
     total = tl.sum(share * tl.load(sums + 2 * mark, mask=there, other=0.0), axis=0)
     lse = most + tl.log(total)
     moment = tl.load(moments + mark, mask=there, other=0.0)
     if TEMPERED:
-        share = tl.where(there, tl.exp(gap * inverse_t), 0.0)
+        share = tl.where(allowed, tl.exp(gap * inverse_t), 0.0)
         part_sum = tl.load(sums + 2 * mark + 1, mask=there, other=0.0)
         gap = gap * inverse_t
     else:
