@@ -21,8 +21,18 @@ def launch() -> dict[str, Any]:
 
 
 @triton.jit
+def foresee(at):
+    """Ask for the lines at these pointers, as far as the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at.to(tl.int64, bitcast=True)], dtype=tl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def begin(PDL: tl.constexpr):
-    """The next kernel may begin; what the one before has written may be read from here on."""
+    """The next kernel may begin; what the one before has written may be read from here on. What was written earlier
+    may be read at once: a product lets no other kernel begin before those ahead of it have ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

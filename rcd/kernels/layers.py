@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rcd.kernels.launching import begin, launch
+from rcd.kernels.launching import begin, foresee, launch
 
 
 @triton.jit
@@ -65,7 +65,6 @@ def _rotate_store(
     H: tl.constexpr, G: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, BUNCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A bunch of heads of one token; the product's parts are added up."""
-    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BUNCH + tl.arange(0, BUNCH)
     slot = token // Q
@@ -73,6 +72,11 @@ def _rotate_store(
     row = tl.load(row_of + slot).to(tl.int64)
     HALF: tl.constexpr = C // 2
     low = tl.arange(0, HALF)
+    ca = tl.load(cos + position * C + low).to(tl.float32)[None, :]
+    cb = tl.load(cos + position * C + HALF + low).to(tl.float32)[None, :]
+    sa = tl.load(sin + position * C + low).to(tl.float32)[None, :]
+    sb = tl.load(sin + position * C + HALF + low).to(tl.float32)[None, :]
+    begin(PDL)
     there = (head < H + 2 * G)[:, None]
     source = qkv + (token * (H + 2 * G) + head)[:, None] * C + low[None, :]
     kind = q_out.dtype.element_ty
@@ -91,10 +95,6 @@ def _rotate_store(
         wb = tl.where(query, tl.load(q_weight + HALF + low)[None, :], tl.load(k_weight + HALF + low)[None, :])
         a = ((a * scale).to(kind).to(tl.float32) * wa).to(kind).to(tl.float32)
         b = ((b * scale).to(kind).to(tl.float32) * wb.to(tl.float32)).to(kind).to(tl.float32)
-    ca = tl.load(cos + position * C + low).to(tl.float32)[None, :]
-    cb = tl.load(cos + position * C + HALF + low).to(tl.float32)[None, :]
-    sa = tl.load(sin + position * C + low).to(tl.float32)[None, :]
-    sb = tl.load(sin + position * C + HALF + low).to(tl.float32)[None, :]
     turned = (head < H + G)[:, None]
     first = tl.where(turned, a * ca - b * sa, a0).to(kind)
     second = tl.where(turned, b * cb + a * sb, b0).to(kind)
@@ -133,7 +133,6 @@ def _attend(
     SPLIT: tl.constexpr, EXACT: tl.constexpr, ORDERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of (token, head of the group) pairs against one part of the row's keys; parts are joined afterwards."""
-    begin(PDL)
     GROUP: tl.constexpr = H // G
     tile, group = tl.program_id(0), tl.program_id(1)
     slot, part = tl.program_id(2) // SPLITS, tl.program_id(2) % SPLITS
@@ -146,13 +145,20 @@ def _attend(
     token, head = slot * Q + pair // GROUP, group * GROUP + pair % GROUP
     c = tl.arange(0, C)
     at = (token * H + head)[:, None] * C + c[None, :]
-    q = tl.load(query + at, mask=real[:, None], other=0.0)
     end = tl.load(end_of + token, mask=real, other=0)
     most = tl.max(end, axis=0)
     share = tl.cdiv(tl.cdiv(most, SPLITS), TILE_K) * TILE_K
     first = part * share
     last = tl.minimum(first + share, most)
     base = (row * G + group) * T
+    if PDL:
+        for k in range(first, last, TILE_K):
+            place = tl.minimum(k + tl.arange(0, TILE_K), last - 1)
+            line = (base + place)[:, None] * C + tl.arange(0, C // 64)[None, :] * 64
+            foresee(keys + line)
+            foresee(values + line)
+    begin(PDL)
+    q = tl.load(query + at, mask=real[:, None], other=0.0)
     top = tl.full((TILE_M,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_M,), tl.float32)
     mixed = tl.zeros((TILE_M, C), tl.float32)

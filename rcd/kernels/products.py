@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from rcd.kernels.launching import launch
+from rcd.kernels.launching import foresee, launch
 from rcd.kernels.layers import silu_mul
 
 SKINNY = 64
@@ -36,11 +36,8 @@ def _product(x, rows, real, weight, places, inside, K, first, share, BK: tl.cons
 def _fetch(weight, columns, inside, K, first, AHEAD: tl.constexpr):
     """Ask for the first AHEAD columns of a weight's tile, which no kernel before this one can change."""
     line = first + tl.arange(0, AHEAD // 64) * 64
-    at = (weight + columns[:, None].to(tl.int64) * K + line[None, :]).to(tl.int64, bitcast=True)
-    at = tl.where(inside[:, None], at, (weight + first).to(tl.int64, bitcast=True))
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-    )
+    at = weight + columns[:, None].to(tl.int64) * K + line[None, :]
+    foresee(tl.where(inside[:, None], at, weight + first))
 
 
 @triton.jit
