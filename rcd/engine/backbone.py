@@ -115,8 +115,9 @@ class Backbone:
         x = ops.rms_norm(stream, self.layers[0].before, self.eps)
         after = [*(layer.before for layer in self.layers[1:]), self.norm]
         for layer, norm, (keys, values) in zip(self.layers, after, cache.store, strict=True):
-            qkv = ops.partial(x, layer.qkv, layer.qkv_bias)
-            query = ops.rotate_store(qkv, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms)
+            query = ops.project_store(
+                x, layer.qkv, layer.qkv_bias, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms
+            )
             x = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
             stream, x = ops.add_norm(ops.partial(x, layer.out, layer.out_bias), stream, layer.after, self.eps)
             down = ops.partial(ops.gated(x, layer.gate_up), layer.down)

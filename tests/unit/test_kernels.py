@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from rcd.kernels import fused, layers, plain
+from rcd.kernels import fused, heads, layers, plain
 from rcd.residual.summary import Tail
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -61,6 +62,22 @@ def test_rotation_and_storing(normed: bool, parts: int) -> None:
         query = ops.rotate_store(qkv, keys, values, row, start, cos, sin, H, norms)
         results.append((query, keys, values))
     same(results[0], results[1])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("normed", [False, True])
+def test_projection_rotation_and_storing_in_one(normed: bool, biased: bool) -> None:
+    wide = (H + 2 * G) * C
+    x, weight, cos, sin = normal(N, Q, 32), normal(wide, 32, seed=7) / 5, normal(T, C, seed=1), normal(T, C, seed=2)
+    bias = normal(wide, seed=8) if biased else None
+    norms = (normal(C, seed=3), normal(C, seed=4), 1e-6) if normed else None
+    row, start, _ = slots()
+    results = []
+    for ops in (partial(heads._together, tile=(16, 1, 1)), plain.project_store):
+        keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
+        query = ops(x, weight, bias, keys, values, row, start, cos, sin, H, norms)
+        results.append((query, keys, values))
+    same(results[0], results[1], 1e-4 if DEVICE == "cpu" else 2e-2)  # tf32 on a GPU
 
 
 @pytest.mark.parametrize("splits", [1, 4])
