@@ -118,7 +118,7 @@ def test_the_compiled_bookkeeping_emits_the_same_tokens(models: dict[str, rcd.Pi
     """Traced as on a GPU, run by torch itself: the compiler's own kernels take minutes on a CPU."""
     chosen = config(carry="residual")
     served = engine(models["sdar"], chosen)
-    served._compile(backend="eager")
+    served.steps.compile(backend="eager")
     want = models["sdar"].generate(PROMPTS, chosen).sequences
     assert [one.ids for one in served.generate(asked())] == want
 
@@ -295,11 +295,9 @@ def test_large_vocabularies_keep_by_default() -> None:
     ("family", "settings", "words"),
     [
         ("sdar", {"temperature": 0.5}, "samples"),
-        ("sdar", {"window": "d2f"}, "window"),
+        ("llada", {"window": "bidirectional"}, "window"),
         ("sdar", {"carry": Residual(start="self")}, "passes of its own"),
         ("sdar", {"eos_suppression": "logits"}, "eos_suppression"),
-        ("llada", {"window": "dual", "carry": "residual"}, "carry_scope"),
-        ("llada", {"window": "dual", "refresh_every": 2}, "refresh_every"),
         ("dream", {"window": "dual"}, "next position"),
     ],
 )
@@ -400,7 +398,7 @@ def test_a_prefill_that_runs_out_of_memory_fails_alone(models: dict[str, rcd.Pip
     assert [one.ids for one in served.generate(asked())] == want
 
 
-@pytest.mark.parametrize("part", ["_step", "_settled"])
+@pytest.mark.parametrize("part", ["step", "settled"])
 @pytest.mark.parametrize("at", [1, 2, 6])
 @pytest.mark.parametrize(
     ("family", "chosen"), [("sdar", config(carry="residual")), ("llada", canvas(carry="residual"))]
@@ -411,7 +409,7 @@ def test_a_step_that_runs_out_of_memory_drops_the_rows_in_flight(
     """Also behind the commit, when the rows are half updated."""
     want = models[family].generate(PROMPTS, chosen).sequences
     served, calls = engine(models[family], chosen), iter(range(1, 10**6))
-    setattr(served, part, once(getattr(served, part), lambda *_: next(calls) == at))
+    setattr(served.steps, part, once(getattr(served.steps, part), lambda *_: next(calls) == at))
     answers, failures = outcomes(served, asked())
     assert 1 <= len(failures) <= 2
     assert all("serve fewer rows" in message for message in failures.values())
@@ -433,7 +431,7 @@ def test_a_capture_that_fails_is_told_once_and_steps_run_without(
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", no_graph)
     served = engine(models["sdar"], chosen)
-    served.graphs = True
+    served.steps.graphs = True
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         got = [served.generate(asked()) for _ in range(2)]
@@ -529,8 +527,14 @@ def test_a_gpu_without_triton_says_so_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("family", "more"),
-    [("sdar", {}), ("llada", {"window": "dual", "carry_scope": "block"})],
-    ids=["blockwise", "dual"],
+    [
+        ("sdar", {}),
+        ("sdar", {"window": "d2f"}),
+        ("llada", {"window": "d2f"}),
+        ("llada", {"window": "dual", "carry_scope": "block"}),
+        ("llada", {"window": "prefix"}),
+    ],
+    ids=["blockwise", "d2f", "d2f behind", "dual", "prefix"],
 )
 def test_a_pipeline_decodes_the_same_with_the_engine(family: str, more: dict[str, Any]) -> None:
     pipeline = exact(family)
