@@ -274,13 +274,15 @@ class Engine:
         if not live:
             return
         serving = [self._serving[row] for row in live]
-        carries = self.rows.carry.alpha is not None
+        offsets = [int(start[row]) - len(one.request.prompt) for row, one in zip(live, serving, strict=True)]
+        left = max(one.request.new_tokens - offset for one, offset in zip(serving, offsets, strict=True))
+        here, carries = (live, slice(left + -left % self.window.terms.b)), self.rows.carry.alpha is not None
         yield Step(
             rows=[one.request.number for one in serving],
-            offsets=[int(start[row]) - len(one.request.prompt) for row, one in zip(live, serving, strict=True)],
+            offsets=offsets,
             number=[int(told.report[row][REPORT.index("denoised")]) for row in live],
-            draft=draft[live], committed=committed[live], masked=masked[live], confidence=confidence[live],
-            alpha=alpha[live] if carries else None,
+            draft=draft[here], committed=committed[here], masked=masked[here], confidence=confidence[here],
+            alpha=alpha[here] if carries else None,
         )  # fmt: skip
 
 

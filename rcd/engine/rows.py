@@ -222,10 +222,11 @@ def trace(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tenso
     """What a Step event needs of the rows that took the step, of all blocks that are seen."""
     seen, nothing = made.seen, torch.zeros_like(made.seen.masked)
     asked = made.spread(nothing, made.masked)
-    draft = torch.where(asked, made.spread(seen.ids, outcome.token), seen.ids)
+    after = rows.text[seen.row, seen.position]
+    draft = torch.where(asked, made.spread(seen.ids, outcome.token), after)
     committed = made.spread(nothing, outcome.committed)
     confidence = made.spread(nothing.float(), outcome.confidence.float()).masked_fill(~asked, float("nan"))
     alpha = outcome.state.alpha
     shown = nothing.float() if alpha is None else made.spread(nothing.float(), alpha.float())
-    left = (rows.text[seen.row, seen.position] == terms.model.mask_token_id) & seen.masked
+    left = after == terms.model.mask_token_id
     return made.took, seen.position[:, 0], draft, committed, left, confidence, shown
