@@ -32,7 +32,12 @@ class Slots:
     order: Tensor | None = None
     """[N] the slots row by row, where some rows have several."""
     places: Tensor | None = None
-    """[A, b] where in its slot the predicted positions are, if they are not the whole slot."""
+    """[P, b] where in its slot the predicted positions are, if they are not the whole slot. There may be several such
+    blocks of a slot: all slots' first ones, then their second ones."""
+    sources: tuple[Tensor, Tensor] | None = None
+    """[P, b] each: the slot and the place of the output that predicts them, if it is not their own."""
+    looking: int = 0
+    """Tokens at the beginning of every slot that only look: their keys and values stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ class Backbone:
         after = [*(layer.before for layer in self.layers[1:]), self.norm]
         for layer, norm, (keys, values) in zip(self.layers, after, cache.store, strict=True):
             qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-            query = ops.rotate_store(qkv, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms)
+            query = ops.rotate_store(
+                qkv, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms, slots.looking
+            )
             x = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
             stream, x = ops.linear_add_norm(x, layer.out, layer.out_bias, stream, layer.after, self.eps)
             stream, x = ops.linear_add_norm(ops.gated(x, layer.gate_up), layer.down, None, stream, norm, self.eps)

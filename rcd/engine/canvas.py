@@ -124,7 +124,8 @@ class Canvas:
         state = asked * self.states + at if self.carried else torch.where(here, asked, rows.nobody)
         total = (rows.limit - rows.start)[asked].clamp_max(b)
         least = quota(total, self.terms.config.num_inference_steps or b, rows.step[state]) * here
-        slots, ids = self._whole(rows, row, len(asked)) if part == WHOLE else self._part(rows, row, current, part)
+        made = self._whole(rows, row, len(asked)) if part == WHOLE else self._part(rows, row, current, part)
+        slots, ids = self._shifted(*made, len(row), len(asked)) if self.terms.model.shift else made
         candidates = picked(seen.needed, asked, at, b) & here[:, None]
         nothing = torch.zeros_like(took)
         return Pass(ids, slots, seen, took, nothing, asked, at, state, masked, candidates, inject, least)
@@ -174,13 +175,16 @@ class Canvas:
         return torch.where(there, row, rows.nobody), torch.where(there, block, 0)
 
     def _part(self, rows: Rows, row: Tensor, current: Tensor, count: int) -> tuple[Slots, Tensor]:
-        """(slots, ids): so many blocks of every row, from its current one on."""
+        """(slots, ids): so many blocks of every row, from its current one on; each with the token left of it, which
+        only looks, where that predicts its first position (Dream's shift)."""
         row, block = self._blocks(rows, row, current[row], count)
-        start = rows.prompt[row] + block * self.terms.b
-        end = rows.limit[row].clamp_min(1)[:, None].expand(-1, self.terms.b)
+        left = self.terms.model.shift
+        start = (rows.prompt[row] + block * self.terms.b - left).clamp_min(0)
+        end = rows.limit[row].clamp_min(1)[:, None].expand(-1, self.terms.b + left)
         order = row.argsort(stable=True).int() if row.is_cuda and count > 1 else None
-        position = start[:, None] + torch.arange(self.terms.b, device=start.device)
-        return Slots(row.int(), start.int(), end.int().contiguous(), order), rows.text[row[:, None], position]
+        position = start[:, None] + torch.arange(self.terms.b + left, device=start.device)
+        slots = Slots(row.int(), start.int(), end.int().contiguous(), order, looking=left)
+        return slots, rows.text[row[:, None], position]
 
     def _whole(self, rows: Rows, row: Tensor, asked: int) -> tuple[Slots, Tensor]:
         """(slots, ids): every row from its first token to its end, and where in it the predicted blocks are."""
@@ -190,3 +194,15 @@ class Canvas:
         inside = torch.arange(self.terms.b, device=row.device)
         at = (first + block * self.terms.b).flatten()[:, None] + inside
         return Slots(row.int(), torch.zeros_like(row).int(), end.int().contiguous(), None, at), rows.text[row]
+
+    def _shifted(self, slots: Slots, ids: Tensor, served: int, asked: int) -> tuple[Slots, Tensor]:
+        """The same where outputs predict the next position. In a part, the one before a row's second block is the last
+        of its first one: what looks there knows no carry."""
+        shift, number = self.terms.model.shift, torch.arange(asked, device=ids.device)[:, None]
+        if slots.places is not None:
+            return replace(slots, sources=(number % served, (slots.places - shift).clamp_min(0))), ids
+        places = torch.arange(shift, self.terms.b + shift, device=ids.device).expand(asked, -1)
+        inner = (places - shift < shift) & (number >= served)
+        slot = torch.where(inner, number - served, number)
+        source = torch.where(inner, places - shift + self.terms.b, places - shift)
+        return replace(slots, places=places, sources=(slot, source)), ids

@@ -46,8 +46,8 @@ def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
         return misfit(model)
     if config.window not in WINDOWS:
         return f"the window {config.window!r} is not one of {', '.join(map(repr, WINDOWS))}"
-    if model.settings.shift:
-        return "outputs predict the next position"
+    if model.settings.shift and config.window not in CACHED:
+        return "outputs predict the next position, and the one before a block is in the cache"
     if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero"):
         return "the carry asks for passes of its own"
     if config.temperature > 0:

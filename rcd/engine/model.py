@@ -32,7 +32,8 @@ class SlotModel:
         at = None if slots.places is None else (_slot(slots.places, len(ids_NQ)), slots.places)
         embeds = self.model.embed(ids_NQ) if inject is None else self.embed(ids_NQ, carry, state, inject, at)
         hidden = self.backbone(embeds, slots, self.cache)
-        hidden = hidden[:predicted] if at is None else hidden[at]
+        source = slots.sources or at
+        hidden = hidden[:predicted] if source is None else hidden[source]
         head = self.model.head
         logits = self.parts.linear(hidden, head.weight, head.bias) if predicted else hidden
         return Prediction(logits, hidden)
@@ -48,5 +49,5 @@ class SlotModel:
 
 
 def _slot(places: Tensor, slots: int) -> Tensor:
-    """[P, 1] the slot of each predicted block: all slots' first ones, then their second ones."""
+    """[P, 1] the slot of each predicted block."""
     return (torch.arange(len(places), device=places.device) % slots)[:, None]

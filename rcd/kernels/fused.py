@@ -226,7 +226,8 @@ def add_norm(x: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Ten
 @triton.jit
 def _rotate_store(
     qkv, q_out, keys, values, row_of, start_of, cos, sin, q_weight, k_weight, eps, Q, T,
-    H: tl.constexpr, G: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, BUNCH: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, BUNCH: tl.constexpr,
+    LOOKING: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A bunch of heads of one token."""
     _begin(PDL)
@@ -260,7 +261,9 @@ def _rotate_store(
     to_q = q_out + (token * H + head)[:, None] * C + low[None, :]
     to_k = keys + ((row * G + head - H) * T + position)[:, None] * C + low[None, :]
     to_v = values + ((row * G + head - H - G) * T + position)[:, None] * C + low[None, :]
-    is_q, is_k, is_v = (head < H)[:, None], ((head >= H) & (head < H + G))[:, None], (head >= H + G)[:, None] & there
+    stores = head * 0 + token % Q >= LOOKING
+    is_q, is_k = (head < H)[:, None], ((head >= H) & (head < H + G) & stores)[:, None]
+    is_v = ((head >= H + G) & stores)[:, None] & there
     tl.store(to_q, first, mask=is_q)
     tl.store(to_q + HALF, second, mask=is_q)
     tl.store(to_k, first, mask=is_k)
@@ -271,7 +274,7 @@ def _rotate_store(
 
 def rotate_store(
     qkv_NQX: Tensor, keys_RGTC: Tensor, values_RGTC: Tensor, row_N: Tensor, start_N: Tensor, cos_TC: Tensor,
-    sin_TC: Tensor, heads: int, norms: tuple[Tensor, Tensor, float] | None = None,
+    sin_TC: Tensor, heads: int, norms: tuple[Tensor, Tensor, float] | None = None, looking: int = 0,
 ) -> Tensor:  # fmt: skip
     (n, q, _), (_, groups, t, c) = qkv_NQX.shape, keys_RGTC.shape
     query = qkv_NQX.new_empty(n, q, heads, c)
@@ -279,7 +282,8 @@ def rotate_store(
     bunch = 8
     _rotate_store[(n * q, triton.cdiv(heads + 2 * groups, bunch))](
         qkv_NQX, query, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, q_weight, k_weight, eps, q, t,
-        H=heads, G=groups, C=c, NORM=norms is not None, BUNCH=bunch, num_warps=4 if c >= 64 else 1, **_launch(),
+        H=heads, G=groups, C=c, NORM=norms is not None, BUNCH=bunch, LOOKING=looking,
+        num_warps=4 if c >= 64 else 1, **_launch(),
     )  # fmt: skip
     return query
 

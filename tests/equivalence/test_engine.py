@@ -298,7 +298,7 @@ def test_large_vocabularies_keep_by_default() -> None:
         ("llada", {"window": "bidirectional"}, "window"),
         ("sdar", {"carry": Residual(start="self")}, "passes of its own"),
         ("sdar", {"eos_suppression": "logits"}, "eos_suppression"),
-        ("dream", {"window": "dual"}, "next position"),
+        ("dream", {"window": "bidirectional"}, "window"),
     ],
 )
 def test_what_falls_to_the_plain_windows_is_refused_with_the_reason(

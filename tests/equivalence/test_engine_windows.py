@@ -18,6 +18,7 @@ LOOSE: dict[str, Any] = {
     "window": "d2f", "block_add_threshold": 0.3, "decoded_token_threshold": 0.6, "block_length": 4, "threshold": 0.4,
 }  # fmt: skip
 FLYING = ("sdar", "llada")
+CANVAS = ("llada", "dream")
 TWO = ("none", "residual")
 
 
@@ -104,38 +105,47 @@ def canvas(window: str, **settings: Any) -> Any:
     return config(window=window, **settings)
 
 
-@pytest.mark.parametrize("scope", ["block", "canvas"])
-@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("family", CANVAS)
+@pytest.mark.parametrize(("early", "scope"), [(True, "block"), (True, "canvas"), (False, "canvas")])
 @pytest.mark.parametrize("window", ["prefix", "dual"])
 @pytest.mark.parametrize("carry", CARRIES)
-def test_a_cached_canvas(models: dict[str, rcd.Pipeline], window: str, carry: str, early: bool, scope: str) -> None:
-    agree(models["llada"], canvas(window, carry=CARRIES[carry], eos_early_stop=early, carry_scope=scope), rows=(1, 3))
+def test_a_cached_canvas(
+    models: dict[str, rcd.Pipeline], family: str, window: str, carry: str, early: bool, scope: str
+) -> None:
+    agree(models[family], canvas(window, carry=CARRIES[carry], eos_early_stop=early, carry_scope=scope), rows=(3,))
 
 
+@pytest.mark.parametrize("family", CANVAS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("window", ["prefix", "dual"])
 @pytest.mark.parametrize("carry", TWO)
 def test_a_cached_canvas_under_every_commit_rule(
-    models: dict[str, rcd.Pipeline], window: str, carry: str, rule: str
+    models: dict[str, rcd.Pipeline], family: str, window: str, carry: str, rule: str
 ) -> None:
-    agree(models["llada"], canvas(window, carry=carry, **RULES[rule]), rows=(2, 4))
+    agree(models[family], canvas(window, carry=carry, **RULES[rule]), rows=(2,))
 
 
+@pytest.mark.parametrize("family", CANVAS)
 @pytest.mark.parametrize("every", [1, 2, 3])
 @pytest.mark.parametrize("scope", ["block", "canvas"])
 @pytest.mark.parametrize("window", ["prefix", "dual"])
 @pytest.mark.parametrize("carry", [*TWO, "loopholing"])
-def test_with_refreshes(models: dict[str, rcd.Pipeline], window: str, carry: str, scope: str, every: int) -> None:
+def test_with_refreshes(
+    models: dict[str, rcd.Pipeline], family: str, window: str, carry: str, scope: str, every: int
+) -> None:
     chosen = canvas(window, carry=CARRIES[carry], carry_scope=scope, refresh_every=every, threshold=0.8)
-    agree(models["llada"], chosen, rows=(1, 3))
+    agree(models[family], chosen, rows=(3,))
 
 
 @pytest.mark.parametrize(
     ("scope", "block"), [("block", 1), *((scope, block) for scope in ("block", "canvas") for block in (3, 16, 64))]
 )
 @pytest.mark.parametrize("window", ["prefix", "dual"])
-def test_a_canvas_of_blocks_of_any_length(models: dict[str, rcd.Pipeline], window: str, block: int, scope: str) -> None:
-    agree(models["llada"], canvas(window, carry="residual", block_length=block, carry_scope=scope), rows=(2,))
+@pytest.mark.parametrize("family", CANVAS)
+def test_a_canvas_of_blocks_of_any_length(
+    models: dict[str, rcd.Pipeline], family: str, window: str, block: int, scope: str
+) -> None:
+    agree(models[family], canvas(window, carry="residual", block_length=block, carry_scope=scope), rows=(2,))
 
 
 @pytest.mark.parametrize("early", [True, False])
@@ -158,6 +168,8 @@ KINDS: dict[str, tuple[str, Any]] = {
     "d2f behind": ("llada", config(carry="residual", **LOOSE)),
     "prefix": ("llada", canvas("prefix", carry="residual")),
     "dual": ("llada", canvas("dual", carry="residual", refresh_every=3)),
+    "dream prefix": ("dream", canvas("prefix", carry="residual")),
+    "dream dual": ("dream", canvas("dual", carry="residual")),
     "dual block": ("llada", canvas("dual", carry="residual", carry_scope="block")),
 }
 

@@ -49,17 +49,20 @@ def slots() -> tuple[Tensor, Tensor, Tensor]:
     return row, start, end
 
 
+@pytest.mark.parametrize("looking", [0, 1])
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotation_and_storing(normed: bool) -> None:
+def test_rotation_and_storing(normed: bool, looking: int) -> None:
     qkv, cos, sin = normal(N, Q, (H + 2 * G) * C), normal(T, C, seed=1), normal(T, C, seed=2)
     row, start, _ = slots()
     norms = (normal(C, seed=3), normal(C, seed=4), 1e-6) if normed else None
     results = []
     for ops in (fused, plain):
         keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
-        query = ops.rotate_store(qkv, keys, values, row, start, cos, sin, H, norms)
+        query = ops.rotate_store(qkv, keys, values, row, start, cos, sin, H, norms, looking)
         results.append((query, keys, values))
     same(results[0], results[1])
+    kept = normal(R, G, T, C, seed=5)[2, :, 8 : 8 + looking]
+    assert torch.equal(results[0][1][2, :, 8 : 8 + looking], kept)
 
 
 @pytest.mark.parametrize("splits", [1, 4])
