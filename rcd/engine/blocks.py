@@ -125,25 +125,23 @@ class Blocks:
     def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
         """Commit, move on to the first unfinished block, add one behind the last, end where the text does; in place.
         Returns the report."""
-        terms, took, seen = self.terms, made.took, made.seen
+        terms, took = self.terms, made.took
         ids, masked = write(rows, made, outcome, terms)
-        needed = terms.unsettled(ids, masked, seen.output)
+        needed = terms.unsettled(ids, masked, made.seen.output)
         flying = self._flying(rows, needed)
         hand_on(rows, made, outcome.state, flying[made.row, made.block] & took[made.row])
-        inside = torch.arange(self.most, device=took.device) < rows.ahead[:, None]
-        first = (inside & ~flying).long().cumprod(-1).sum(-1)
-        ended = rows.ended | (is_end(ids, terms.model.eos_token_ids) & seen.output).any(-1)
-        share = self._share(rows, seen, needed).gather(1, (rows.ahead - 1).clamp_min(0)[:, None]).squeeze(1)
-        left = torch.where(first < rows.ahead, self._left(needed).gather(1, self._within(first)).squeeze(1), terms.b)
-        more = (rows.start + rows.ahead * terms.b < rows.limit) & ~ended
+        first = (self._added(rows) & ~flying).long().cumprod(-1).sum(-1)
+        left = self._left(needed).gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
+        left = torch.where(first < rows.ahead, left, terms.b)
+        ended = rows.ended | (is_end(ids, terms.model.eos_token_ids) & made.seen.output).any(-1)
+        more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
+        share = self._share(rows, made.seen, needed).gather(1, last).squeeze(1)
         ahead = rows.ahead - first
-        new = another(share, ahead, more, terms.config)
         finish(rows, took, (ahead == 0) & ~more, broken(rows, made, outcome))
         move(rows, made.storing, pending=rows.pending - rows.ahead.minimum(rows.pending), stored=rows.stored + 1)
-        ahead = ahead + new.long()
+        ahead = ahead + another(share, ahead, more, terms.config).long()
         move(rows, took, start=rows.start + first * terms.b, pending=first, ahead=ahead, ended=ended)
-        more = (rows.start + rows.ahead * terms.b < rows.limit) & ~rows.ended
-        likely = (rows.ahead + more).clamp_max(self.most)
+        likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.most)
         return report(rows, due=torch.zeros_like(left), ahead=likely, masks=left, step=torch.zeros_like(left))
 
     def _seen(self, rows: Rows) -> Seen:
@@ -153,12 +151,17 @@ class Blocks:
         """[R + 1, W] masks left in each block."""
         return needed.unflatten(1, (self.most, -1)).sum(-1)
 
-    def _within(self, block: Tensor) -> Tensor:
-        return block.clamp_max(self.most - 1)[:, None]
+    def _added(self, rows: Rows) -> Tensor:
+        """[R + 1, W]"""
+        return torch.arange(self.most, device=rows.ahead.device) < rows.ahead[:, None]
 
     def _flying(self, rows: Rows, needed: Tensor) -> Tensor:
         """[R + 1, W] the blocks that were added and are open."""
-        return (self._left(needed) > 0) & (torch.arange(self.most, device=needed.device) < rows.ahead[:, None])
+        return (self._left(needed) > 0) & self._added(rows)
+
+    def _more(self, rows: Rows, ended: Tensor) -> Tensor:
+        """[R + 1] whether blocks are to come: some of the answer is behind those added, and no end token was seen."""
+        return (rows.start + rows.ahead * self.terms.b < rows.limit) & ~ended
 
     def _share(self, rows: Rows, seen: Seen, needed: Tensor) -> Tensor:
         """[R + 1, W] the decoded part of each block's masks."""

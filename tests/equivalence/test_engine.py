@@ -50,6 +50,14 @@ def canvas(**settings: Any) -> DecodeConfig:
     return config(window="dual", carry_scope="block", **settings)
 
 
+def flying(**settings: Any) -> DecodeConfig:
+    return config(window="d2f", block_add_threshold=0.3, decoded_token_threshold=0.6, block_length=4, **settings)
+
+
+def suffix(**settings: Any) -> DecodeConfig:
+    return config(window="prefix", **settings)
+
+
 def asked(prompts: Sequence[Sequence[int]] = PROMPTS, new: int = NEW) -> list[Request]:
     return [Request(number, prompt, new) for number, prompt in enumerate(prompts)]
 
@@ -129,7 +137,11 @@ def test_the_compiled_bookkeeping_emits_the_same_tokens(models: dict[str, rcd.Pi
         ("sdar", config(carry="none")),
         ("sdar", config(carry="residual")),
         ("sdar", config(carry="residual", delta="kept", delta_tokens=8, delta_rank=4)),
+        ("sdar", flying(carry="residual")),
+        ("llada", flying(carry="residual")),
         ("llada", canvas(carry="residual")),
+        ("llada", suffix(carry="residual")),
+        ("dream", suffix(carry="residual", refresh_every=3)),
     ],
 )
 def test_in_fp32_a_request_is_the_same_to_the_last_bit_whoever_else_is_there(family: str, chosen: DecodeConfig) -> None:
@@ -144,9 +156,10 @@ def test_in_fp32_a_request_is_the_same_to_the_last_bit_whoever_else_is_there(fam
                 told[event.row].append(event.ids)
                 continue
             for k, row in enumerate(event.rows):
-                confidence = event.confidence[k].nan_to_num(-1.0).tolist()
-                alpha = None if event.alpha is None else event.alpha[k].tolist()
-                told.setdefault(row, []).append((event.number[k], confidence, alpha))
+                there = ~event.confidence[k].isnan()
+                alpha = None if event.alpha is None else event.alpha[k, there].tolist()
+                confidence = event.confidence[k, there].tolist()
+                told.setdefault(row, []).append((event.number[k], event.offsets[k], confidence, alpha))
         return told
 
     together = [traced(asked(), rows) for rows in (2, 3, 4)]
@@ -325,7 +338,13 @@ def spoilt(number: int, mask: int) -> Request:
 
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize(
-    ("family", "chosen"), [("sdar", config(carry="residual")), ("llada", canvas(carry="residual"))]
+    ("family", "chosen"),
+    [
+        ("sdar", config(carry="residual")),
+        ("llada", flying(carry="residual")),
+        ("llada", canvas(carry="residual")),
+        ("llada", suffix(carry="residual")),
+    ],
 )
 def test_a_bad_request_fails_alone(
     models: dict[str, rcd.Pipeline], family: str, chosen: DecodeConfig, number: int
@@ -351,7 +370,10 @@ def test_a_bad_request_costs_no_work(models: dict[str, rcd.Pipeline]) -> None:
 
 
 @pytest.mark.parametrize("carry", ["none", "residual"])
-@pytest.mark.parametrize(("family", "window"), [("sdar", config), ("llada", canvas)])
+@pytest.mark.parametrize(
+    ("family", "window"),
+    [("sdar", config), ("sdar", flying), ("llada", flying), ("llada", canvas), ("llada", suffix), ("dream", suffix)],
+)
 def test_logits_that_are_no_numbers_stop_their_row_alone(family: str, window: Any, carry: str) -> None:
     pipeline, chosen = exact(family), window(carry=carry)
     want = pipeline.generate(PROMPTS[:3], chosen).sequences
@@ -401,7 +423,13 @@ def test_a_prefill_that_runs_out_of_memory_fails_alone(models: dict[str, rcd.Pip
 @pytest.mark.parametrize("part", ["step", "settled"])
 @pytest.mark.parametrize("at", [1, 2, 6])
 @pytest.mark.parametrize(
-    ("family", "chosen"), [("sdar", config(carry="residual")), ("llada", canvas(carry="residual"))]
+    ("family", "chosen"),
+    [
+        ("sdar", config(carry="residual")),
+        ("sdar", flying(carry="residual")),
+        ("llada", canvas(carry="residual")),
+        ("llada", suffix(carry="residual")),
+    ],
 )
 def test_a_step_that_runs_out_of_memory_drops_the_rows_in_flight(
     models: dict[str, rcd.Pipeline], family: str, chosen: DecodeConfig, at: int, part: str
