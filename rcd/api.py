@@ -149,8 +149,8 @@ class Pipeline:
         seeds: Sequence[int] | None = None,
         chat: bool | None = None,
     ) -> Output:
-        """Decode to the end. `seeds` (one a row), else `generator`, else the configuration's seed seed the rows' own
-        generators; `chat` wraps plain texts in the tokenizer's chat template (None: when it has one)."""
+        """Decode to the end. `seeds` (one a row), else `generator`, else the configuration's seed seed the rows'
+        own draws; `chat` wraps plain texts in the tokenizer's chat template (None: when it has one)."""
         began = time.perf_counter()
         results: dict[int, Generation] = {}
         rows = self.encode(prompts, chat)
@@ -189,14 +189,18 @@ class Pipeline:
             if reference is None:
                 raise RCDError("this carry needs a reference model; name one with reference (--reference).")
             check_reference(self, reference, rows, resolved)
+        own = row_seeds(len(rows), resolved.seed, generator, seeds)
         if resolved.engine == "fast":
-            yield from self._served(rows, resolved, watch)
+            yield from self._served(rows, resolved, own, watch)
             return
         window = registry.get("window", resolved.window)
-        generators = row_generators(len(rows), resolved.seed, generator, self.model.device, seeds)
+        place = self.model.device if self.model.device.type == "cuda" else torch.device("cpu")
+        generators = [torch.Generator(place).manual_seed(value) for value in own]
         yield from window(self.model, reference.model if reference else None, rows, resolved, generators)
 
-    def _served(self, rows: list[list[int]], config: DecodeConfig, watch: bool) -> Iterator[Event]:
+    def _served(
+        self, rows: list[list[int]], config: DecodeConfig, seeds: Sequence[int], watch: bool
+    ) -> Iterator[Event]:
         """By the engine, which is kept for the next call of the same kind: what it has compiled and captured stays."""
         check_prompts(rows, self.settings, config.new_tokens, config.grid(self.settings))
         grid = config.grid(self.settings)
@@ -211,7 +215,8 @@ class Pipeline:
             self._engine = None  # its memory is free before the next one asks for some
             self._engine = held = Engine(self.model, kind, rows=min(len(rows), MOST_ROWS), capacity=needed, watch=watch)
         failed: Failed | None = None
-        for event in held.run(Request(number, row, config.new_tokens) for number, row in enumerate(rows)):
+        asked = enumerate(zip(rows, seeds, strict=True))
+        for event in held.run(Request(number, row, config.new_tokens, seed) for number, (row, seed) in asked):
             if isinstance(event, Failed):
                 failed = failed or event
             else:
@@ -283,19 +288,16 @@ def load(
     return Pipeline(ckpt.load(source, family=family, device=device, dtype=dtype, revision=revision, **overrides))
 
 
-def row_generators(
-    rows: int, seed: int, generator: torch.Generator | None, device: torch.device, seeds: Sequence[int] | None = None
-) -> list[torch.Generator]:
-    """One generator a row, so that a row's draws do not depend on the batch: seeded with `seeds`, from `generator`, or
-    with seed + row."""
-    place = device if device.type == "cuda" else torch.device("cpu")
+def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Sequence[int] | None = None) -> list[int]:
+    """One seed a row, so that a row's draws do not depend on the batch: those of `seeds`, from `generator`, or
+    seed + row."""
     if seeds is not None and (len(seeds) != rows or generator is not None):
         raise RCDError(f"{rows} prompts need {rows} seeds and no generator beside them, not {len(seeds)} seeds.")
     if seeds is None:
         seeds = [seed + row for row in range(rows)]
     if generator is not None:
         seeds = torch.randint(2**62, (rows,), generator=generator, device=generator.device).tolist()
-    return [torch.Generator(place).manual_seed(value) for value in seeds]
+    return list(seeds)
 
 
 def check_reference(target: Pipeline, reference: Pipeline, prompts: list[list[int]], config: DecodeConfig) -> None:

@@ -39,8 +39,8 @@ def step_at(model: DiffusionLM, carry: NoCarry | Residual, prefix: int, block: i
     view = run.target.view(position[:, prefix:], position)
     everywhere, one = torch.ones_like(ids, dtype=torch.bool), torch.ones(1, dtype=torch.long, device=device)
     state = run.refresh(None, ids, view, [0], [0])
-    state = denoise(model, run.rules, ids, view, state, everywhere, one, [None]).state  # a warm residual
-    return lambda: denoise(model, run.rules, ids, view, state, everywhere, one, [None])
+    state = denoise(model, run.rules, ids, view, state, everywhere, one, None).state  # a warm residual
+    return lambda: denoise(model, run.rules, ids, view, state, everywhere, one, None)
 
 
 def attention_at(model: DiffusionLM, prefix: int, block: int) -> Callable[[], object]:

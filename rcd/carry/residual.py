@@ -89,8 +89,15 @@ class Residual:
         """Whether every step reads the expectation of its own prediction, which may then be computed in another way."""
         return self.source == "self" and self.alpha != "top1"
 
+    @property
+    def starts_itself(self) -> bool:
+        """Whether a block begins with a pass that only predicts, of which the residual is computed as of any other."""
+        return self.source == "self" and self.start == "self" and (self.t_res == 1.0 or self.t_res_at_start)
+
     def start_state(self, passes: Passes, codebook_VD: Tensor) -> ResidualState:
         """Algorithm 2, lines 2-5."""
+        if self.starts_itself:
+            return self.residual(passes.own(), codebook_VD)
         p = registry.get("start", self.start)(passes, self.concentration)
         if p is None:
             return ResidualState.zero(passes, codebook_VD)

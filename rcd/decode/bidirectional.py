@@ -207,8 +207,8 @@ class _Decoding:
         ids, view = self._view(canvas, span, rows, index)
         entering = self._refreshed(None if state is None else span.of_state(state), ids, view, rows, entered_B)
         least = quota(canvas.total, config.num_inference_steps or self.b, canvas.step)
-        candidates, own = span.take(canvas.needed) & here, [run.generators[row] for row in rows]
-        outcome = denoise(run.target.model, run.rules, ids, view, entering, candidates, least, own, inject)
+        candidates, noise = span.take(canvas.needed) & here, run.noise(rows, view)
+        outcome = denoise(run.target.model, run.rules, ids, view, entering, candidates, least, noise, inject)
         canvas, numbers = self._written(canvas, span, outcome), run.counted(outcome, rows)
         event = outcome.told(rows, span.first, numbers, before, masked, span.take(canvas.masked))
         return canvas, span.put_state(state, outcome.state), event

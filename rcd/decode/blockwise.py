@@ -84,9 +84,8 @@ def _block(
         taking = [row for row, on in zip(rows, alive, strict=True) if on]
         state = run.refresh(state, ids, view, rows, taking)
         least = quota(total, config.num_inference_steps or b, torch.full_like(total, step))
-        drawing = [run.generators[row] if on else None for row, on in zip(rows, alive, strict=True)]
         inject = places(rules.carry, masked)
-        outcome = denoise(model, rules, ids, view, state, candidates, least, drawing, inject)
+        outcome = denoise(model, rules, ids, view, state, candidates, least, run.noise(rows, view), inject)
         numbers, before, was_masked = run.counted(outcome, rows, taking), ids, masked
         ids, masked = torch.where(outcome.committed, outcome.token, ids), masked & ~outcome.committed
         ids, masked = close(ids, masked, outcome.token, output, model.settings.eos_token_ids, config.eos_early_stop)

@@ -84,7 +84,7 @@ class DecodeConfig:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
-    """Row r of a batch draws from a generator of its own, seeded with seed + r."""
+    """Row r of a batch draws by seed + r, whoever else is in it."""
     confidence: str | None = None
     """`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA); None: as the family does."""
     eos_early_stop: bool = True

@@ -104,6 +104,7 @@ class Asked:
 
     read: dict[str, Callable[[Sequence[int]], tuple[Span, Distribution]]]
     """Of each kind, the pass over all rows, counted for some of them."""
+    distribution: Callable[[Tensor], Distribution]
     found: dict[str, tuple[Span, Distribution]] = field(default_factory=dict)
 
     def __call__(self, kind: str, rows: list[int], index: Tensor, slots: Tensor) -> Distribution:
@@ -111,7 +112,7 @@ class Asked:
         if kind not in self.found:
             self.found[kind] = self.read[kind](rows)
         span, predicted = self.found[kind]
-        return Distribution(predicted.logits[index[:, None], slots - span.slots[index, :1]])
+        return self.distribution(predicted.logits[index[:, None], slots - span.slots[index, :1]])
 
 
 def decoded_share(total: Tensor, left: Tensor) -> Tensor:
@@ -229,18 +230,17 @@ class _Decoding:
             {
                 "own": lambda counted: self._read(flight.stored, flight, run.own, counted),
                 "reference": lambda counted: self._read(flight.referred, flight, run.refer, counted),
-            }
+            },
+            run.rules.distribution,
         )
         state = self._refreshed(flight, carried, span, asked, new_B, rows)
         number = self._blocks(span.slots)[:, :, 0] // self.b
         flying = self._flying(flight, now).gather(1, number)
         masked, decoded = span.take(now.masked) & span.own, flying.repeat_interleave(self.b, dim=1)
-        blocks = zip(rows, flying.tolist(), strict=True)
-        drawing = [run.generators[row] if on else None for row, each in blocks for on in each]
         ids, view = self._view(flight, span)
         outcome = denoise(
             run.target.model, run.rules, ids, view, state, span.take(now.needed) & decoded, least.gather(1, number),
-            drawing, places(run.rules.carry, masked) & decoded,
+            run.noise(rows, view), places(run.rules.carry, masked) & decoded,
         )  # fmt: skip
         flight = self._written(flight, span, outcome)
         # what was done when the pass began has been computed from its tokens

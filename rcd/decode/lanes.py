@@ -19,6 +19,7 @@ from rcd.decode.events import Counts
 from rcd.decode.layout import Grid
 from rcd.decode.step import Outcome, Rules, check_finite
 from rcd.diffusion.attention import block_causal, visible
+from rcd.diffusion.noise import signed, uniform_of
 from rcd.errors import RCDError
 from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction, View
@@ -161,6 +162,16 @@ class Run:
             reference=lambda: self.refer(ids_BQ, view, counted),
         )
         return self.rules.carry.refresh(state, passes, codebook)
+
+    def noise(self, rows: Sequence[int], view: View) -> Tensor | None:
+        """What the coming step draws by, [B, P]: a function of the row's seed, the number of its step and the position
+        alone, and not of the window or of who else is there. None where nothing is drawn."""
+        if self.rules.sampling.temperature == 0.0:
+            return None
+        position = view.position_ids[:, view.predict]
+        given = [(signed(self.generators[row].initial_seed()), self.ledger[row].denoising) for row in rows]
+        seed, step = torch.tensor(given, device=position.device).unsqueeze(-1).unbind(1)
+        return uniform_of(seed, step, position)
 
     def counted(self, outcome: Outcome, rows: Sequence[int], taking: Sequence[int] | None = None) -> list[int]:
         """The number of each row's step, now that those `taking` it (None: all) have taken one more. A step whose

@@ -1,7 +1,7 @@
 """One denoising step, the body of Algorithm 2: inject -> predict -> sample -> commit -> update.
 
 Every window calls this function; none of it knows which carry, commit rule or window is in use.
-Shapes: B rows, L window, P predicted positions, N blocks of a row that draw and commit each for itself (mostly one).
+Shapes: B rows, L window, P predicted positions, N blocks of a row that commit each for itself (mostly one).
 """
 
 from __future__ import annotations
@@ -52,14 +52,13 @@ class Rules:
         )
 
     def distribution(self, logits: Tensor) -> Distribution:
-        if self.summarise is not None:
-            return self.summarise(logits)
-        return Distribution(without(logits, self.impossible))
+        allowed = without(logits, self.impossible)
+        return Distribution(allowed) if self.summarise is None else self.summarise(allowed)
 
     def summarising(self, model: DiffusionLM, config: DecodeConfig, parts: Any) -> Rules:
         """The same, reading the logits once: with `parts` (`rcd.kernels`), and with the delta that the settings ask
-        for. Only where the one most probable token is wanted, of all but the mask."""
-        if self.sampling.temperature > 0 or self.sampling.last or self.impossible or len(self.sampling.never) != 1:
+        for. Only where the mask alone is never sampled."""
+        if len(self.sampling.never) != 1:
             return self
         kept = getattr(self.carry, "expects", False) and config.keeps(model.settings.vocab_size)
         tail = model.tail(config.delta_rank) if kept else None
@@ -98,41 +97,36 @@ def denoise(
     state: CarryState,
     candidates_BP: Tensor,
     quota: Tensor,
-    generators: Sequence[torch.Generator | None],
+    noise_BP: Tensor | None,
     inject_BP: Tensor | None = None,
 ) -> Outcome:
     """Algorithm 2, lines 7-25, once. `candidates` may be committed; the carry enters at `inject`. `quota` is [B], or
-    [B, N] for predicted positions that are N equal blocks; `generators` has one for each quota."""
+    [B, N] for predicted positions that are N equal blocks; `noise` is what tokens are drawn by, if they are."""
     prediction: Prediction = model(ids_BL, view, rules.carry, state, inject_BP)
     predicted = rules.distribution(prediction.logits)
-    blocks = predicted if quota.dim() == 1 else Distribution(_apart(predicted.logits, len(generators)))
-    token, confidence = sample(blocks, rules.sampling, generators)
+    token, confidence = sample(predicted, rules.sampling, noise_BP)
     committed, finite = rules.choose(
         rules.commit, rules.commit_settings, confidence, candidates_BP, quota.flatten(), predicted.normaliser
     )
     after = rules.carry.update(state, predicted, prediction.hidden, model.codebook)
-    return Outcome(token.view_as(candidates_BP), confidence.view_as(candidates_BP), committed, finite, after)
+    return Outcome(token, confidence, committed, finite, after)
 
 
 def choose(
     commit: Callable[[Tensor, Tensor, CommitSettings], Tensor],
     settings: CommitSettings,
-    confidence: Tensor,
+    confidence_BP: Tensor,
     candidates_BP: Tensor,
     quota: Tensor,
     normaliser_BP: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """(what is committed [B, P], whether each row's logits were numbers [B]); confidences are of one row per quota."""
-    offered = confidence.masked_fill(~_apart(candidates_BP, len(quota)), float("-inf"))
-    committed = commit(offered, quota, settings).view_as(candidates_BP)
+    """(what is committed [B, P], whether each row's logits were numbers [B]); every block that has a quota commits for
+    itself."""
+    offered = confidence_BP.masked_fill(~candidates_BP, float("-inf"))
+    committed = commit(offered.reshape(len(quota), -1), quota, settings).view_as(candidates_BP)
     # a confidence that is no number would never commit; the normaliser also sees what no candidate does
-    finite = torch.isfinite(normaliser_BP).all(-1) & torch.isfinite(confidence.view_as(candidates_BP)).all(-1)
+    finite = torch.isfinite(normaliser_BP).all(-1) & torch.isfinite(confidence_BP).all(-1)
     return committed, finite
-
-
-def _apart(values_BP: Tensor, blocks: int) -> Tensor:
-    """[B, P, ...] as [B N, P / N, ...]."""
-    return values_BP.reshape(blocks, -1, *values_BP.shape[2:])
 
 
 def check_finite(outcome: Outcome, rows: Sequence[int], numbers: Sequence[int], taking: Sequence[int]) -> None:

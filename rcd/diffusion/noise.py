@@ -27,10 +27,24 @@ def generator_of(*parts: int | str) -> torch.Generator:
 
 def uniform(key: int, *counters: Tensor) -> Tensor:
     """U[0, 1), one draw for each element of the (integer) counters; the mixing function is splitmix64's."""
-    bits = torch.full_like(counters[0], key)
+    return (_bits(torch.full_like(counters[0], key), *counters) & 0xFFFFFF).float() * 2**-24
+
+
+def uniform_of(seed: Tensor, *counters: Tensor) -> Tensor:
+    """U[0, 1) in fp64, one draw of 53 bits for each element of seed and counters (integers that broadcast): whoever
+    asks, in whatever order and company, gets the same. No generator and no host, so a CUDA graph may hold it."""
+    return _shift(_bits(torch.zeros_like(seed), seed, *counters), 11).double() * 2**-53
+
+
+def signed(seed: int) -> int:
+    """The same 64 bits as a tensor holds them."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _bits(bits: Tensor, *counters: Tensor) -> Tensor:
     for counter in counters:
         bits = _mix(bits + (counter + 1) * -7046029254386353131)
-    return (bits & 0xFFFFFF).float() * 2**-24
+    return bits
 
 
 def _mix(bits: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ Shapes: B batch, L window, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,8 @@ from torch import Tensor
 from rcd.residual.distribution import Distribution, without
 
 NEVER = float("-inf")
+CHUNK = 512
+"""Ids whose mass is added up before one of them is looked for."""
 
 
 @dataclass(frozen=True)
@@ -37,35 +38,57 @@ def filter_top_k(logits: Tensor, k: int) -> Tensor:
     return logits.masked_fill(logits < logits.topk(k, dim=-1).values[..., -1:], NEVER)
 
 
-def filter_top_p(logits: Tensor, p: float) -> Tensor:
-    """The smallest set of most probable tokens whose mass reaches p; at least one."""
+def filter_top_p(logits: Tensor, p: float, k: int = 0) -> Tensor:
+    """The smallest set of most probable tokens whose mass reaches p, at least one; ties with the last stay. Of logits
+    that `filter_top_k` has left, k spares the sorting of the whole vocabulary."""
     if p >= 1.0:
         return logits
-    ordered, order = logits.sort(dim=-1, descending=True)
-    probabilities = ordered.softmax(-1)
-    outside = probabilities.cumsum(-1) - probabilities >= p
-    outside[..., 0] = False
-    return logits.masked_fill(torch.zeros_like(outside).scatter_(-1, order, outside), NEVER)
+    few = 0 < k < logits.shape[-1]
+    ordered = logits.topk(k, dim=-1).values if few else logits.sort(dim=-1, descending=True).values
+    probabilities = (ordered - logits.logsumexp(-1, keepdim=True)).exp_()
+    inside = (probabilities.cumsum(-1) - probabilities < p).sum(-1, keepdim=True)
+    return logits.masked_fill(logits < ordered.gather(-1, (inside - 1).clamp_min(0)), NEVER)
 
 
-def gumbel_argmax(logits_BLV: Tensor, generators: Sequence[torch.Generator | None]) -> Tensor:
-    """One exact draw from softmax(logits) per position; row r draws from generators[r] alone, so that a row's tokens
-    do not depend on its neighbours, and a row without one (nothing left to sample) draws nothing. The noise is fp64:
-    in fp32 its tail is cut, which favours likely tokens."""
-    tokens = []
-    for row, generator in zip(logits_BLV, generators, strict=True):
-        if generator is None:
-            tokens.append(row.argmax(-1))
-            continue
-        noise = torch.empty(row.shape, dtype=torch.float64, device=generator.device).exponential_(generator=generator)
-        tokens.append((row.double() - noise.log_().to(row.device)).argmax(-1))
-    return torch.stack(tokens)
+def drawn(logits_BLV: Tensor, settings: SamplingSettings, noise_BL: Tensor) -> Tensor:
+    """One exact draw per position [B, L] from softmax(logits / temperature), filtered, without the ids of `never`; the
+    one with which the cumulated mass exceeds the noise (U[0, 1), fp64) as a share of all.
+
+    One number a position instead of one for each id (Gumbel), which would cost a random array of the vocabulary's size:
+    the mass is added up by chunks of ids, the noise falls into one of them, and only there the ids are looked at. Sums
+    are fp64: in fp32, 150k cumulated numbers would lose the unlikely ones."""
+    size = logits_BLV.shape[-1]
+    chunk = min(CHUNK, size)
+    z = logits_BLV.new_empty(*logits_BLV.shape[:-1], -(-size // chunk) * chunk, dtype=torch.float32)
+    z[..., :size] = logits_BLV
+    z[..., size:] = NEVER
+    for one in settings.never:
+        z[..., one] = NEVER
+    if settings.temperature != 1.0:
+        z /= settings.temperature
+    z = filter_top_p(filter_top_k(z, settings.top_k), settings.top_p, settings.top_k)
+    mass = z.sub_(z.amax(-1, keepdim=True)).exp_().unflatten(-1, (-1, chunk))
+    sums = mass.sum(-1, dtype=torch.float64)
+    edge = sums.cumsum(-1)
+    aim = noise_BL.unsqueeze(-1) * edge[..., -1:]
+    part = _first(sums, edge, aim)
+    before = (edge - sums).gather(-1, part)
+    inner = mass.gather(-2, part.unsqueeze(-1).expand(*part.shape, chunk)).squeeze(-2)
+    return (part * chunk + _first(inner, inner.cumsum(-1, dtype=torch.float64), aim - before)).squeeze(-1)
+
+
+def _first(mass: Tensor, edge: Tensor, aim: Tensor) -> Tensor:
+    """The first place with mass whose edge lies beyond the aim, [..., 1]; where rounding has put the aim behind all,
+    the last with mass."""
+    place = torch.arange(mass.shape[-1], device=mass.device)
+    rank = torch.where(edge > aim, 2 * mass.shape[-1] - place, place)
+    return rank.masked_fill(mass <= 0, -1).argmax(-1, keepdim=True)
 
 
 def sample(
-    predicted: Distribution, settings: SamplingSettings, generators: Sequence[torch.Generator | None]
+    predicted: Distribution, settings: SamplingSettings, noise_BL: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(token [B, L], confidence [B, L]).
+    """(token [B, L], confidence [B, L]). `noise` is one U[0, 1) a position; at temperature 0 it is not asked for.
 
     The confidence is the token's probability before top-k, top-p and exclusions, so that a filter never raises it.
     """
@@ -73,9 +96,8 @@ def sample(
     if settings.temperature == 0.0:
         token = predicted.best(settings.never)
     else:
-        logits = without(predicted.logits, settings.never)
-        tempered = logits.float() / settings.temperature
-        token = gumbel_argmax(filter_top_p(filter_top_k(tempered, settings.top_k), settings.top_p), generators)
+        assert noise_BL is not None, "a draw needs noise"
+        token = drawn(predicted.logits, settings, noise_BL)
         if settings.tempered_confidence:
             basis = basis.at(settings.temperature)
     return token, basis.log_p(token).exp()

@@ -9,7 +9,7 @@ Shapes: N slots, Q tokens, D width, R rows, G key/value heads, T positions, C he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,9 @@ class Slots:
     """[P, b] each: the slot and the place of the output that predicts them, if it is not their own."""
     looking: int = 0
     """Tokens at the beginning of every slot that only look: their keys and values stay as they are."""
+
+    def ordered(self) -> Slots:
+        return replace(self, order=self.row.argsort(stable=True).int())
 
 
 @dataclass(frozen=True)
@@ -120,13 +123,14 @@ class Backbone:
         x = ops.rms_norm(stream, self.layers[0].before, self.eps)
         after = [*(layer.before for layer in self.layers[1:]), self.norm]
         for layer, norm, (keys, values) in zip(self.layers, after, cache.store, strict=True):
-            qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+            qkv = ops.partial(x, layer.qkv, layer.qkv_bias)
             query = ops.rotate_store(
                 qkv, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms, slots.looking
             )
             x = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
-            stream, x = ops.linear_add_norm(x, layer.out, layer.out_bias, stream, layer.after, self.eps)
-            stream, x = ops.linear_add_norm(ops.gated(x, layer.gate_up), layer.down, None, stream, norm, self.eps)
+            stream, x = ops.add_norm(ops.partial(x, layer.out, layer.out_bias), stream, layer.after, self.eps)
+            down = ops.partial(ops.gated(x, layer.gate_up), layer.down)
+            stream, x = ops.add_norm(down, stream, norm, self.eps)
         normed: Tensor = x
         return normed
 

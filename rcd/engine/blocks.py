@@ -22,7 +22,7 @@ from rcd.decode.step import Outcome
 from rcd.decode.stopping import is_end
 from rcd.engine.backbone import Slots
 from rcd.engine.requests import Serving, rounded
-from rcd.engine.rows import Pass, Rows, Seen, Terms, broken, finish, hand_on, move, picked, report, write
+from rcd.engine.rows import Pass, Rows, Seen, Terms, broken, drawn_by, finish, hand_on, move, picked, report, write
 
 Size = tuple[int, int]
 
@@ -34,9 +34,7 @@ class Blocks:
     @classmethod
     def of(cls, terms: Terms) -> Blocks:
         one = terms.config.window == "blockwise"
-        window = cls(replace(terms, config=replace(terms.config, blocks_in_flight=1)) if one else terms)
-        spare = -terms.capacity % terms.b if window.absolute else terms.b - 1  # the last block is a whole one
-        return cls(replace(window.terms, capacity=terms.capacity + spare))
+        return cls(replace(terms, config=replace(terms.config, blocks_in_flight=1)) if one else terms)
 
     @property
     def most(self) -> int:
@@ -60,6 +58,10 @@ class Blocks:
         """Where the first decoded block begins."""
         grid = self.terms.config.grid(self.terms.model)
         return prompt // grid * grid
+
+    def room(self, capacity: int) -> int:
+        """The last block is a whole one."""
+        return capacity + (-capacity % self.terms.b if self.absolute else self.terms.b - 1)
 
     def filled(self, new: int) -> int:
         return new if self.absolute else -(-new // self.terms.b) * self.terms.b
@@ -101,12 +103,16 @@ class Blocks:
     def slots(self, size: Size) -> int:
         return size[1]
 
+    def several(self, size: Size) -> bool:
+        return size[1] >= 16 and (size[1] > size[0] or self.most > 1)
+
     # -- the device's part ---------------------------------------------------------------------------------------
 
-    def prepared(self, rows: Rows, size: Size) -> Pass:
+    def prepared(self, rows: Rows, served: int, slots: int) -> Pass:
         """Every active row's blocks in flight get a slot each; then finished blocks, as long as there are slots."""
-        (served, _), b, seen = size, self.terms.b, self._seen(rows)
-        took, storing, row, block = self._placed(rows, size)
+        b, seen = self.terms.b, Seen.of(rows, rows.start, self.most, self.terms, filler=True)
+        took, storing, row, block = self._placed(rows, served, slots)
+        starting = took & rows.fresh
         start = rows.start[row] + block * b
         ids = rows.text[row[:, None], start[:, None] + torch.arange(b, device=row.device)]
         own, going = row[:served], took[row[:served]]
@@ -116,11 +122,17 @@ class Blocks:
         quota = least(self._share(rows, seen, seen.needed), flying, self._steps(rows), self.terms.config)[asked, at]
         open_ = (flying[asked, at] & going)[:, None]
         masked = picked(seen.masked, asked, at, b) & going[:, None]
-        candidates = picked(seen.needed, asked, at, b) & open_
         state = asked * self.most + start[:served] // b % self.most
-        inject = places(self.terms.carry, masked) & open_
-        slots = self._slots(row, start, served)
-        return Pass(ids, slots, seen, took, storing, asked, at, state, masked, candidates, inject, quota * going)
+        plain = starting[asked]
+        open_ = open_ & ~plain[:, None]
+        candidates, inject = picked(seen.needed, asked, at, b) & open_, places(self.terms.carry, masked) & open_
+        held = plain & (at + 1 < rows.ahead[asked]) if self.terms.starts and self.most > 1 else None
+        end = (start + b)[:, None].expand(-1, b)
+        return Pass(
+            ids, Slots(row.int(), start.int(), end.int().contiguous()), seen, took & ~starting, starting, storing,
+            asked, at, state, masked, candidates, inject, quota * (going & ~plain),
+            drawn_by(rows, seen, asked, at, self.terms), held,
+        )  # fmt: skip
 
     def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
         """Commit, move on to the first unfinished block, add one behind the last, end where the text does; in place.
@@ -129,7 +141,7 @@ class Blocks:
         ids, masked = write(rows, made, outcome, terms)
         needed = terms.unsettled(ids, masked, made.seen.output)
         flying = self._flying(rows, needed)
-        hand_on(rows, made, outcome.state, flying[made.row, made.block] & took[made.row])
+        hand_on(rows, made, outcome.state, flying[made.row, made.block] & made.going[made.row])
         first = (self._added(rows) & ~flying).long().cumprod(-1).sum(-1)
         left = self._left(needed).gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)
@@ -137,15 +149,14 @@ class Blocks:
         more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
         share = self._share(rows, made.seen, needed).gather(1, last).squeeze(1)
         ahead = rows.ahead - first
-        finish(rows, took, (ahead == 0) & ~more, broken(rows, made, outcome))
+        finish(rows, made, (ahead == 0) & ~more, broken(rows, made, outcome))
         move(rows, made.storing, pending=rows.pending - rows.ahead.minimum(rows.pending), stored=rows.stored + 1)
-        ahead = ahead + another(share, ahead, more, terms.config).long()
-        move(rows, took, start=rows.start + first * terms.b, pending=first, ahead=ahead, ended=ended)
+        added = another(share, ahead, more, terms.config)
+        ahead, fresh = ahead + added.long(), added & terms.starts
+        move(rows, made.starting, pending=torch.zeros_like(first))
+        move(rows, took, start=rows.start + first * terms.b, pending=first, ahead=ahead, ended=ended, fresh=fresh)
         likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.most)
         return report(rows, due=torch.zeros_like(left), ahead=likely, masks=left, step=torch.zeros_like(left))
-
-    def _seen(self, rows: Rows) -> Seen:
-        return Seen.of(rows, rows.start, self.most, self.terms, filler=True)
 
     def _left(self, needed: Tensor) -> Tensor:
         """[R + 1, W] masks left in each block."""
@@ -174,10 +185,10 @@ class Blocks:
         number = rows.start[:, None] // self.terms.b + torch.arange(self.most, device=rows.start.device)
         return rows.step.view(-1, self.most).gather(1, number % self.most)
 
-    def _placed(self, rows: Rows, size: Size) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _placed(self, rows: Rows, served: int, slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(rows that take a step, rows that only store; of each slot its row and its block, counted from the row's
         first unfinished one)."""
-        (served, slots), nobody = size, rows.nobody
+        nobody = rows.nobody
         ahead = torch.where(rows.active, rows.ahead, 0)
         at = ahead.cumsum(0) - ahead
         on = rows.active & (at + ahead <= served)
@@ -194,9 +205,3 @@ class Blocks:
         none = torch.zeros(slots + 1, dtype=torch.long, device=place.device)
         row = (none + nobody).scatter(0, place, rows.number[:, None].expand_as(block).flatten())
         return on & ~storing, storing, row[:slots], none.scatter(0, place, block.flatten())[:slots]
-
-    def _slots(self, row: Tensor, start: Tensor, served: int) -> Slots:
-        end = (start + self.terms.b)[:, None].expand(-1, self.terms.b)
-        many = row.is_cuda and len(row) >= 16 and (len(row) > served or self.most > 1)
-        order = row.argsort(stable=True).int() if many else None
-        return Slots(row.int(), start.int(), end.int().contiguous(), order)

@@ -21,7 +21,7 @@ from rcd.decode.step import Outcome
 from rcd.diffusion.commit import quota
 from rcd.engine.backbone import Slots
 from rcd.engine.requests import Serving, rounded
-from rcd.engine.rows import Pass, Rows, Seen, Terms, broken, finish, hand_on, move, picked, report, write
+from rcd.engine.rows import Pass, Rows, Seen, Terms, broken, drawn_by, finish, hand_on, move, picked, report, write
 from rcd.errors import RCDError
 
 Size = tuple[int, int]
@@ -34,7 +34,7 @@ class Canvas:
 
     @classmethod
     def of(cls, terms: Terms) -> Canvas:
-        return cls(replace(terms, capacity=terms.capacity + -terms.config.new_tokens % terms.b))
+        return cls(terms)
 
     @property
     def most(self) -> int:
@@ -64,6 +64,10 @@ class Canvas:
     whole = True
 
     # -- the host's part -----------------------------------------------------------------------------------------
+
+    def room(self, capacity: int) -> int:
+        """The answer's last block is a whole one."""
+        return capacity + -self.terms.config.new_tokens % self.terms.b
 
     def filled(self, new: int) -> int:
         return new
@@ -110,25 +114,32 @@ class Canvas:
     def slots(self, size: Size) -> int:
         return size[0] * max(1, size[1])
 
+    def several(self, size: Size) -> bool:
+        return size[1] > 1
+
     # -- the device's part ---------------------------------------------------------------------------------------
 
-    def prepared(self, rows: Rows, size: Size) -> Pass:
-        (_, part), b, seen = size, self.terms.b, Seen.of(rows, rows.prompt, self.most, self.terms, filler=False)
-        took, row = self._served(rows, size)
+    def prepared(self, rows: Rows, served: int, part: int) -> Pass:
+        b, seen = self.terms.b, Seen.of(rows, rows.prompt, self.most, self.terms, filler=False)
+        took, row = self._served(rows, served, part)
+        starting = took & rows.fresh
         current = self._current(rows)
         asked, at = self._asked(rows, row, current, part)
         here = (at == current[asked]) & (asked < rows.nobody)
         scope = (asked < rows.nobody) if self.carried else here
-        masked = picked(seen.masked, asked, at, b)
-        inject = places(self.terms.carry, masked) & picked(seen.output, asked, at, b) & scope[:, None]
         state = asked * self.states + at if self.carried else torch.where(here, asked, rows.nobody)
+        masked = picked(seen.masked, asked, at, b)
+        here, scope = here & ~starting[asked], scope & ~starting[asked]
+        inject = places(self.terms.carry, masked) & picked(seen.output, asked, at, b) & scope[:, None]
         total = (rows.limit - rows.start)[asked].clamp_max(b)
         least = quota(total, self.terms.config.num_inference_steps or b, rows.step[state]) * here
-        made = self._whole(rows, row, len(asked)) if part == WHOLE else self._part(rows, row, current, part)
+        made = self._whole(rows, row) if part == WHOLE else self._part(rows, row, current, part)
         slots, ids = self._shifted(*made, len(row), len(asked)) if self.terms.model.shift else made
         candidates = picked(seen.needed, asked, at, b) & here[:, None]
-        nothing = torch.zeros_like(took)
-        return Pass(ids, slots, seen, took, nothing, asked, at, state, masked, candidates, inject, least)
+        return Pass(
+            ids, slots, seen, took & ~starting, starting, torch.zeros_like(took), asked, at, state, masked, candidates,
+            inject, least, drawn_by(rows, seen, asked, at, self.terms),
+        )  # fmt: skip
 
     def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
         """Commit, move on to the leftmost block with a mask that matters, end where there is none; in place. Returns
@@ -138,12 +149,13 @@ class Canvas:
         needed = terms.unsettled(ids, masked, made.seen.output).unflatten(1, (self.most, -1)).any(-1)
         first = torch.where(needed, torch.arange(self.most, device=took.device), self.most).amin(-1)
         moved, block = first != self._current(rows), first.clamp_max(self.most - 1)
-        keep = took[made.row] & (self.carried | ~moved[made.row])
+        keep = made.going[made.row] & (self.carried | ~moved[made.row])
         hand_on(rows, made, outcome.state, keep)
         step = rows.step[rows.number * self.states + (block if self.carried else 0)]
         due = moved | (step % every == 0) if every is not None else moved
-        finish(rows, took, first == self.most, broken(rows, made, outcome))
-        move(rows, took, start=rows.prompt + block * terms.b, pending=due.long())
+        finish(rows, made, first == self.most, broken(rows, made, outcome))
+        fresh = moved & (terms.starts and not self.carried)
+        move(rows, took, start=rows.prompt + block * terms.b, pending=due.long(), fresh=fresh)
         left = masked.unflatten(1, (self.most, -1)).sum(-1).gather(1, block[:, None]).squeeze(1)
         ahead = (rows.limit - rows.start + terms.b - 1) // terms.b
         return report(rows, due=rows.pending, ahead=ahead, masks=left, step=step)
@@ -152,9 +164,8 @@ class Canvas:
         """[R + 1] the number of each row's block."""
         return (rows.start - rows.prompt) // self.terms.b
 
-    def _served(self, rows: Rows, size: Size) -> tuple[Tensor, Tensor]:
+    def _served(self, rows: Rows, served: int, part: int) -> tuple[Tensor, Tensor]:
         """(the rows that take a step [R + 1], the same as numbers [A]): those whose turn for such a pass it is."""
-        served, part = size
         on = rows.active & (rows.pending == int(part == WHOLE))
         rank = on.long().cumsum(0) - 1
         on = on & (rank < served)
@@ -181,16 +192,15 @@ class Canvas:
         left = self.terms.model.shift
         start = (rows.prompt[row] + block * self.terms.b - left).clamp_min(0)
         end = rows.limit[row].clamp_min(1)[:, None].expand(-1, self.terms.b + left)
-        order = row.argsort(stable=True).int() if row.is_cuda and count > 1 else None
         position = start[:, None] + torch.arange(self.terms.b + left, device=start.device)
-        slots = Slots(row.int(), start.int(), end.int().contiguous(), order, looking=left)
+        slots = Slots(row.int(), start.int(), end.int().contiguous(), looking=left)
         return slots, rows.text[row[:, None], position]
 
-    def _whole(self, rows: Rows, row: Tensor, asked: int) -> tuple[Slots, Tensor]:
+    def _whole(self, rows: Rows, row: Tensor) -> tuple[Slots, Tensor]:
         """(slots, ids): every row from its first token to its end, and where in it the predicted blocks are."""
-        end = rows.limit[row].clamp_min(1)[:, None].expand(-1, self.terms.capacity)
+        end = rows.limit[row].clamp_min(1)[:, None].expand(-1, rows.capacity)
         first = rows.prompt[row] if self.wide else rows.start[row]
-        block = torch.arange(asked // len(row), device=row.device)[:, None]
+        block = torch.arange(self.most if self.wide else 1, device=row.device)[:, None]
         inside = torch.arange(self.terms.b, device=row.device)
         at = (first + block * self.terms.b).flatten()[:, None] + inside
         return Slots(row.int(), torch.zeros_like(row).int(), end.int().contiguous(), None, at), rows.text[row]

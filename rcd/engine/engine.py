@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from rcd.decode.config import CACHED, DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Finished, Step
 from rcd.decode.step import Rules
 from rcd.decode.stopping import check_prompts, cut
+from rcd.diffusion.noise import signed
 from rcd.engine.backbone import Backbone, Cache, Slots, cache_bytes, misfit
 from rcd.engine.blocks import Blocks
 from rcd.engine.canvas import Canvas
@@ -48,12 +49,8 @@ def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
         return f"the window {config.window!r} is not one of {', '.join(map(repr, WINDOWS))}"
     if model.settings.shift and config.window not in CACHED:
         return "outputs predict the next position, and the one before a block is in the cache"
-    if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero"):
-        return "the carry asks for passes of its own"
-    if config.temperature > 0:
-        return "it samples (temperature > 0)"
-    if config.eos_suppression != "none":
-        return "eos_suppression is set"
+    if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero") and not carry.starts_itself:
+        return "the residual starts or lives by something else than predictions of a step's kind"
     return None
 
 
@@ -79,19 +76,20 @@ class Engine:
         whole("rows", rows, least=1)
         whole("capacity", capacity, least=1, most=model.settings.context_length)
         self.room = capacity
-        self.window: Window = WINDOWS[config.window].of(Terms(config, config.carry, model.settings, capacity))
-        terms = self.window.terms
-        check_room(model, rows, terms.capacity)
+        self.window: Window = WINDOWS[config.window].of(Terms(config, config.carry, model.settings))
+        terms, capacity = self.window.terms, self.window.room(capacity)
+        check_room(model, rows, capacity)
         parts = parts_for(model.device)
-        self.cache = _made(model, rows, terms.capacity)
+        self.cache = _made(model, rows, capacity)
         backbone = Backbone(model, parts)
-        backbone.turns(terms.capacity)
+        backbone.turns(capacity)
         self.slotted = SlotModel(model, backbone, self.cache, parts)
         states = (rows + 1) * self.window.states
         none: Any = _Shape((states, terms.b, model.settings.vocab_size), model.device)
-        state = config.carry.refresh(None, none, model.codebook)
+        cold: Any = replace(cast(Residual, config.carry), start="zero") if terms.starts else config.carry
+        state = cold.refresh(None, none, model.codebook)
         mask = model.settings.mask_token_id
-        self.rows = Rows.empty(rows, self.window.states, terms.capacity, mask, state, model.device)
+        self.rows = Rows.empty(rows, self.window.states, capacity, mask, state, model.device)
         self.on_gpu = model.device.type == "cuda"
         fused = parts.__name__.endswith(".fused")  # the plain parts ask the host, which no graph can
         rules = Rules.of(config, model.settings).summarising(model, config, parts)
@@ -215,9 +213,10 @@ class Engine:
     def _enter(self, row: int, request: Request, prompt: list[int], passes: int) -> None:
         """Write the request into its row, which is active from here on."""
         serial, length, new = next(self._serials), len(prompt), request.new_tokens
+        seed = signed(self.config.seed + request.number if request.seed is None else request.seed)
         self.rows.enter(
             row, _sent(prompt, self.model.device), self.model.settings.mask_token_id, prompt=length, limit=length + new,
-            serial=serial, **self.window.begin(length, new),
+            serial=serial, seed=seed, fresh=self.window.terms.starts, **self.window.begin(length, new),
         )  # fmt: skip
         self._serving[row] = Serving(request, serial, passes, **self.window.serving(length, new))  # type: ignore[arg-type]
 
@@ -241,7 +240,7 @@ class Engine:
             yield from self._steps(told)
         report = told.report.tolist()
         for row, one in list(self._serving.items()):
-            serial, active, due, ahead, left, step, denoised, stored, broken = report[row]
+            serial, active, due, ahead, left, step, denoised, stored, broken, started = report[row]
             if serial != one.serial:
                 continue
             if denoised > one.last and one.left > left:
@@ -251,7 +250,8 @@ class Engine:
                 continue
             del self._serving[row]
             self.stats.idle += sum(row in later.rows for later in self._flying)
-            yield self._ended(row, one, broken, Counts(denoising=denoised, prefill=one.prefills, store=stored))
+            counts = Counts(denoising=denoised, prefill=one.prefills, store=stored, start=started)
+            yield self._ended(row, one, broken, counts)
 
     def _ended(self, row: int, one: Serving, broken: int, counts: Counts) -> Finished | Failed:
         number = one.request.number

@@ -45,7 +45,7 @@ class SlotModel:
         count = inject.shape[0]
         asked = embeds[:count] if at is None else embeds[at]
         injected = carry.inject(asked, inject, state, self.model.carry_parameters)
-        return torch.cat((injected, embeds[count:])) if at is None else embeds.index_put(at, injected)
+        return embeds.slice_scatter(injected, end=count) if at is None else embeds.index_put(at, injected)
 
 
 def _slot(places: Tensor, slots: int) -> Tensor:

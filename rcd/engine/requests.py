@@ -13,6 +13,8 @@ class Request:
     number: int
     prompt: Sequence[int]
     new_tokens: int
+    seed: int | None = None
+    """What its tokens are drawn by; None: the configuration's seed and the number."""
 
 
 @dataclass

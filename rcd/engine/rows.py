@@ -19,10 +19,11 @@ from rcd.carry.base import Carry, CarryState, TensorState
 from rcd.decode.config import DecodeConfig
 from rcd.decode.step import Outcome
 from rcd.decode.stopping import close, unsettled
+from rcd.diffusion.noise import uniform_of
 from rcd.engine.backbone import Slots
 from rcd.models.lm import ModelSettings
 
-REPORT = ("serial", "active", "due", "ahead", "masks", "step", "denoised", "stored", "broken")
+REPORT = ("serial", "active", "due", "ahead", "masks", "step", "denoised", "stored", "broken", "started")
 """What the host is told of every row after a step."""
 
 
@@ -51,6 +52,12 @@ class Rows:
     """[R + 1] the denoising step whose logits were no numbers, 0 if none."""
     serial: Tensor
     """[R + 1] which request the row serves."""
+    seed: Tensor
+    """[R + 1] what its tokens are drawn by."""
+    fresh: Tensor
+    """[R + 1] whether the newest block's first pass, which only predicts, is still to come."""
+    started: Tensor
+    """[R + 1] such passes."""
     step: Tensor
     """[(R + 1) K] steps of a block since it must make progress."""
     carry: CarryState
@@ -63,7 +70,7 @@ class Rows:
         }
         made["text"] = torch.full((rows + 1, capacity), mask, dtype=torch.long, device=device)
         made["step"] = torch.zeros((rows + 1) * states, dtype=torch.long, device=device)
-        for name in ("active", "ended"):
+        for name in ("active", "ended", "fresh"):
             made[name] = made[name].bool()
         return cls(**{**made, "serial": made["serial"] - 1, "carry": carry})
 
@@ -85,6 +92,10 @@ class Rows:
         return self.active.shape[0] - 1
 
     @property
+    def capacity(self) -> int:
+        return self.text.shape[1]
+
+    @property
     def number(self) -> Tensor:
         return torch.arange(self.nobody + 1, device=self.active.device)
 
@@ -96,12 +107,16 @@ class Terms:
     config: DecodeConfig
     carry: Carry
     model: ModelSettings
-    capacity: int
 
     @property
     def b(self) -> int:
         assert self.config.block_length is not None
         return self.config.block_length
+
+    @property
+    def starts(self) -> bool:
+        """Whether a carry begins with a pass that only predicts."""
+        return bool(getattr(self.carry, "starts_itself", False))
 
     def unsettled(self, ids: Tensor, masked: Tensor, output: Tensor) -> Tensor:
         return unsettled(ids, masked, output, self.model.eos_token_ids, self.config.eos_early_stop)
@@ -125,7 +140,7 @@ class Seen:
     def of(cls, rows: Rows, first: Tensor, count: int, terms: Terms, filler: bool) -> Seen:
         """`filler`: masks behind the answer's end count as masks."""
         position = first[:, None] + torch.arange(count * terms.b, device=first.device)
-        inside = position < terms.capacity
+        inside = position < rows.capacity
         row = torch.where(inside, rows.number[:, None], rows.nobody)
         position = torch.where(inside, position, 0)
         ids = rows.text[row, position]
@@ -144,6 +159,8 @@ class Pass:
     seen: Seen
     took: Tensor
     """[R + 1] the rows that take a denoising step."""
+    starting: Tensor
+    """[R + 1] the rows whose pass only predicts, plain masks, for the carry to start from."""
     storing: Tensor
     """[R + 1] the rows that only store blocks, since no other slot was free."""
     row: Tensor
@@ -158,10 +175,15 @@ class Pass:
     inject: Tensor
     quota: Tensor
     """[P]"""
+    noise: Tensor | None
+    """[P, b] what tokens are drawn by, if they are."""
+    held: Tensor | None = None
+    """[P] blocks whose carry stays as it is, since another one of their row starts."""
 
-    def pick(self, values: Tensor) -> Tensor:
-        """[P, b] of [R + 1, J b]: the predicted blocks' own."""
-        return picked(values, self.row, self.block, self.masked.shape[1])
+    @property
+    def going(self) -> Tensor:
+        """[R + 1]"""
+        return self.took | self.starting
 
     def spread(self, values: Tensor, own: Tensor) -> Tensor:
         """[R + 1, J b] with the predicted blocks' values replaced."""
@@ -173,10 +195,17 @@ def picked(values: Tensor, row: Tensor, block: Tensor, block_length: int) -> Ten
     return values.unflatten(1, (-1, block_length))[row, block]
 
 
+def drawn_by(rows: Rows, seen: Seen, row: Tensor, block: Tensor, terms: Terms) -> Tensor | None:
+    """[P, b] U[0, 1) of the row's seed, the number of its step and the position alone; None where nothing is drawn."""
+    if terms.config.temperature == 0.0:
+        return None
+    return uniform_of(rows.seed[row][:, None], rows.denoised[row][:, None], picked(seen.position, row, block, terms.b))
+
+
 def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
     """[R + 1] the rows whose logits were no numbers."""
     bad = torch.zeros_like(rows.start).index_add(0, made.row, (~outcome.finite).long())
-    return made.took & (bad > 0)
+    return made.going & (bad > 0)
 
 
 def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tensor, Tensor]:
@@ -196,7 +225,9 @@ def hand_on(rows: Rows, made: Pass, after: CarryState, keep: Tensor) -> None:
     if not isinstance(after, TensorState) or not isinstance(rows.carry, TensorState):
         return
     for kept, new in zip(rows.carry._tensors(), after._tensors(), strict=True):
-        kept[made.state] = torch.where(keep.view(-1, *([1] * (new.dim() - 1))), new.to(kept.dtype), 0)
+        shape = (-1, *([1] * (new.dim() - 1)))
+        value = torch.where(keep.view(shape), new.to(kept.dtype), 0)
+        kept[made.state] = value if made.held is None else torch.where(made.held.view(shape), kept[made.state], value)
 
 
 def move(rows: Rows, took: Tensor, **values: Tensor) -> None:
@@ -206,10 +237,12 @@ def move(rows: Rows, took: Tensor, **values: Tensor) -> None:
         old.copy_(torch.where(took, value, old))
 
 
-def finish(rows: Rows, took: Tensor, done: Tensor, bad: Tensor) -> None:
+def finish(rows: Rows, made: Pass, done: Tensor, bad: Tensor) -> None:
     """Count the step, and end the rows that are done or broken; in place."""
-    rows.denoised.add_(took)
-    move(rows, took, broken=torch.where(bad, rows.denoised, rows.broken), active=rows.active & ~done & ~bad)
+    rows.denoised.add_(made.took)
+    rows.started.add_(made.starting)
+    step = torch.where(bad, rows.denoised + made.starting, rows.broken)
+    move(rows, made.going, broken=step, active=rows.active & ~done & ~bad, fresh=rows.fresh & made.took)
 
 
 def report(rows: Rows, **told: Tensor) -> Tensor:

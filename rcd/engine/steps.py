@@ -8,7 +8,7 @@ functions run one after another. What a step did is told to the host without wai
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, cast
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rcd.decode.step import Outcome, Rules, denoise
+from rcd.engine.compiling import compiled
 from rcd.engine.model import SlotModel
 from rcd.engine.requests import Serving
 from rcd.engine.rows import Pass, Rows, Terms, trace
@@ -38,6 +39,10 @@ class Window(Protocol):
     @property
     def whole(self) -> bool:
         """Whether passes read whole rows, so that an engine's capacity should be no larger than it must."""
+        ...
+
+    def room(self, capacity: int) -> int:
+        """Positions of a row that texts of up to `capacity` need."""
         ...
 
     def filled(self, new: int) -> int:
@@ -73,7 +78,12 @@ class Window(Protocol):
         ...
 
     def slots(self, size: Size) -> int: ...
-    def prepared(self, rows: Rows, size: Size) -> Pass: ...
+    def several(self, size: Size) -> bool:
+        """Whether so many slots are of the same rows that their order matters."""
+        ...
+
+    @property
+    def prepared(self) -> Callable[[Rows, int, int], Pass]: ...
     def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor: ...
 
 
@@ -114,22 +124,21 @@ class Steps:
         self._units: dict[Size, Unit] = {}
         self._pool: Any = None
 
-    def compile(self, backend: str = "inductor") -> None:
-        """The bookkeeping around the pass, some two hundred tiny operations, as a few kernels. Each is one graph: where
-        the host were asked something, it would break."""
-        torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
-        compiled = partial(torch.compile, backend=backend, fullgraph=True)
-        self.prepared, self.settled = compiled(self.window.prepared), compiled(self.window.settled)
-        self.rules = replace(self.rules, choose=compiled(self.rules.choose))
-        self.slotted.embed = compiled(self.slotted.embed)  # type: ignore[method-assign]
+    def compile(self, backend: Any = "inductor") -> None:
+        """The bookkeeping around the pass as a few kernels."""
+        made, kind = partial(compiled, capacity=self.rows.capacity, backend=backend), type(self.window)
+        self.prepared, self.settled = (partial(made(each), self.window) for each in (kind.prepared, kind.settled))
+        self.rules = replace(self.rules, choose=made(self.rules.choose))
+        self.slotted.embed = made(self.slotted.embed)  # type: ignore[method-assign]
 
     def step(self, size: Size) -> tuple[Tensor, ...]:
         """Algorithm 2 for all rows, once: (report, trace...)."""
         rows, model = self.rows, cast(DiffusionLM, self.slotted)
-        made: Pass = self.prepared(rows, size)
+        made: Pass = self.prepared(rows, *size)
+        slots: Any = made.slots.ordered() if self.on_gpu and self.window.several(size) else made.slots
         outcome = denoise(
-            model, self.rules, made.ids, cast(Any, made.slots), rows.carry.rows(made.state), made.candidates,
-            made.quota, [None] * len(made.row), made.inject,
+            model, self.rules, made.ids, slots, rows.carry.rows(made.state), made.candidates, made.quota, made.noise,
+            made.inject,
         )  # fmt: skip
         report = self.settled(rows, made, outcome)
         return (report, *trace(rows, made, outcome, self.window.terms)) if self.watch else (report,)

@@ -13,8 +13,8 @@ from torch.nn import functional
 from rcd.residual.summary import expected_embedding, probabilities, project, summarise
 
 __all__ = [
-    "add_norm", "attend", "expected_embedding", "gated", "linear", "linear_add_norm", "probabilities", "project",
-    "rms_norm", "rotate_store", "silu_mul", "summarise",
+    "add_norm", "attend", "expected_embedding", "gated", "linear", "partial", "probabilities", "project", "rms_norm",
+    "rotate_store", "silu_mul", "summarise",
 ]  # fmt: skip
 
 
@@ -28,17 +28,19 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def add_norm(x: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(the residual stream with x added, its norm)."""
-    stream = stream + x
+def partial(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A product as parts [S, ...] that are still to be added up; here one."""
+    return linear(x, weight, bias)[None]
+
+
+def add_norm(parts: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(the residual stream with a product in parts added, its norm)."""
+    stream = stream + _whole(parts, stream)
     return stream, rms_norm(stream, weight, eps)
 
 
-def linear_add_norm(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor, norm: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """(the residual stream with a projection of x added, its norm)."""
-    return add_norm(linear(x, weight, bias), stream, norm, eps)
+def _whole(parts: Tensor, like: Tensor) -> Tensor:
+    return parts[0] if len(parts) == 1 else parts.sum(0).to(like.dtype)
 
 
 def gated(x: Tensor, gate_up: Tensor) -> Tensor:
@@ -52,7 +54,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_store(
-    qkv_NQX: Tensor,
+    parts_SNQX: Tensor,
     keys_RGTC: Tensor,
     values_RGTC: Tensor,
     row_N: Tensor,
@@ -63,10 +65,10 @@ def rotate_store(
     norms: tuple[Tensor, Tensor, float] | None = None,
     looking: int = 0,
 ) -> Tensor:
-    """Split q, k and v; norm q and k (Qwen3), turn them to their positions, and write k and v to the cache, where
-    position is slot, but for the first `looking` tokens of every slot. Returns q [N, Q, H, C]."""
-    (n, q, _), (_, groups, _, c) = qkv_NQX.shape, keys_RGTC.shape
-    query, key, value = qkv_NQX.view(n, q, -1, c).split((heads, groups, groups), dim=2)
+    """Split q, k and v (a product in parts), norm q and k (Qwen3), turn them to their positions, and write k and v to
+    the cache, where position is slot, but for the first `looking` tokens of every slot. Returns q [N, Q, H, C]."""
+    (_, n, q, _), (_, groups, _, c) = parts_SNQX.shape, keys_RGTC.shape
+    query, key, value = _whole(parts_SNQX, keys_RGTC).view(n, q, -1, c).split((heads, groups, groups), dim=2)
     if norms is not None:
         query, key = rms_norm(query, norms[0], norms[2]), rms_norm(key, norms[1], norms[2])
     position = start_N[:, None].long() + torch.arange(q, device=start_N.device)

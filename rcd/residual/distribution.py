@@ -45,7 +45,8 @@ class Distribution:
 
     def log_p(self, token_BL: Tensor) -> Tensor:
         """log p of the given tokens, [B, L]."""
-        return self.scaled.gather(-1, token_BL.unsqueeze(-1)).squeeze(-1) - self.normaliser
+        z = self.logits.gather(-1, token_BL.unsqueeze(-1)).squeeze(-1).float()
+        return (z if self.temperature == 1.0 else z / self.temperature) - self.normaliser
 
     def entropy_at(self, temperature: float) -> Tensor:
         """H in nats of the same logits at another temperature, [B, L]."""

@@ -101,7 +101,7 @@ def uncached(pipeline: rcd.Pipeline, prompt: list[int], chosen: DecodeConfig) ->
         ends = model.settings.eos_token_ids
         while (wanted := unsettled(ids[:, start:], ids[:, start:] == mask, output, ends, True)).any():
             window, one = ids[:, start:], torch.ones(1, dtype=torch.long)
-            outcome = denoise(model, rules, ids, view, state, wanted, one, [None], window == mask)
+            outcome = denoise(model, rules, ids, view, state, wanted, one, None, window == mask)
             ids = torch.cat((ids[:, :start], torch.where(outcome.committed, outcome.token, window)), dim=1)
             state = outcome.state
         text = ids[0].tolist()

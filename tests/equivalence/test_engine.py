@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,6 +58,24 @@ def flying(**settings: Any) -> DecodeConfig:
 
 def suffix(**settings: Any) -> DecodeConfig:
     return config(window="prefix", **settings)
+
+
+DRAWN: dict[str, dict[str, Any]] = {
+    "1": {"temperature": 1.0},
+    "1, untempered": {"temperature": 1.0, "confidence": "untempered", "top_p": 0.8},
+    "0.7, top_k": {"temperature": 0.7, "top_k": 20},
+    "0.7, top_k and top_p": {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "confidence": "tempered"},
+}
+
+
+EVERY: dict[str, tuple[str, Any]] = {
+    "blockwise": ("sdar", config),
+    "d2f": ("sdar", flying),
+    "d2f behind": ("llada", flying),
+    "dual": ("llada", canvas),
+    "prefix": ("llada", suffix),
+    "dream prefix": ("dream", suffix),
+}
 
 
 def asked(prompts: Sequence[Sequence[int]] = PROMPTS, new: int = NEW) -> list[Request]:
@@ -122,13 +142,162 @@ def test_on_a_canvas_under_every_commit_rule(models: dict[str, rcd.Pipeline], ru
     agree(models["llada"], canvas(carry="residual", block_length=block, **RULES[rule]), rows=(2, 4))
 
 
-def test_the_compiled_bookkeeping_emits_the_same_tokens(models: dict[str, rcd.Pipeline]) -> None:
+@pytest.mark.parametrize("how", DRAWN)
+@pytest.mark.parametrize("carry", ["none", "residual", "soft_mask"])
+@pytest.mark.parametrize("window", EVERY)
+def test_drawn_tokens_are_the_plain_windows(models: dict[str, rcd.Pipeline], window: str, carry: str, how: str) -> None:
+    family, made = EVERY[window]
+    agree(models[family], made(carry=carry, seed=5, **DRAWN[how]), rows=(1, 3))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("window", EVERY)
+def test_drawn_under_every_commit_rule(models: dict[str, rcd.Pipeline], window: str, rule: str) -> None:
+    family, made = EVERY[window]
+    agree(models[family], made(carry="residual", temperature=0.8, **RULES[rule]), rows=(2,))
+
+
+@pytest.mark.parametrize("delta", ["exact", "kept"])
+@pytest.mark.parametrize("window", EVERY)
+def test_drawn_with_either_delta(models: dict[str, rcd.Pipeline], window: str, delta: str) -> None:
+    family, made = EVERY[window]
+    chosen = made(carry="residual", delta=delta, delta_tokens=8, delta_rank=4, temperature=0.8)
+    agree(models[family], chosen, rows=(2,))
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"temperature": 0.8}, {"delta": "kept", "delta_tokens": 8, "delta_rank": 4}], ids=str
+)
+@pytest.mark.parametrize("carry", ["none", "residual", "soft_mask"])
+@pytest.mark.parametrize("suppression", ["logits", "confidence"])
+def test_end_tokens_are_suppressed_as_in_the_plain_windows(suppression: str, carry: str, more: dict[str, Any]) -> None:
+    for family, window in EVERY.values():
+        pipeline = keen(family)
+        chosen = window(carry=carry, eos_suppression=suppression, **more)
+        agree(pipeline, chosen, rows=(2,))
+        free, held = (pipeline.generate(PROMPTS, one) for one in (replace(chosen, eos_suppression="none"), chosen))
+        assert free.sequences != held.sequences  # the check above could fail
+        ends = [set(ids) & set(pipeline.settings.eos_token_ids) for ids in held.sequences]
+        assert suppression == "confidence" or not any(ends)
+
+
+def keen(family: str) -> rcd.Pipeline:
+    """A model that says its most frequent tokens are ends."""
+    pipeline = exact(family)
+    said = [token for ids in pipeline.generate(PROMPTS, config()).sequences for token in ids]
+    often = sorted(set(said), key=said.count)[-2:]
+    pipeline.model.settings = replace(pipeline.settings, eos_token_ids=tuple(often))
+    return pipeline
+
+
+def test_a_requests_draws_are_its_seeds_own(models: dict[str, rcd.Pipeline]) -> None:
+    """Not its number's, its row's or its neighbours'; and other seeds give other texts."""
+    chosen = config(carry="residual", temperature=1.0)
+    served, prompt = engine(models["sdar"], chosen, rows=3), PROMPTS[1]
+    want = [models["sdar"].generate(prompt, config(carry="residual", temperature=1.0, seed=seed)) for seed in range(6)]
+    requests = [Request(10 + seed, prompt, NEW, seed=seed) for seed in (3, 5, 0, 1, 4, 2)]
+    got = {one.row - 10: one.ids for one in served.generate(requests)}
+    assert got == {seed: one.sequences[0] for seed, one in enumerate(want)}
+    assert len({tuple(ids) for ids in got.values()}) == 6
+    (alone,) = served.generate([Request(0, prompt, NEW, seed=4)])
+    assert alone.ids == got[4]
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "top_k": 30}], ids=["greedy", "drawn"])
+def test_the_compiled_bookkeeping_emits_the_same_tokens(
+    models: dict[str, rcd.Pipeline], settings: dict[str, Any]
+) -> None:
     """Traced as on a GPU, run by torch itself: the compiler's own kernels take minutes on a CPU."""
-    chosen = config(carry="residual")
+    chosen = config(carry="residual", **settings)
     served = engine(models["sdar"], chosen)
     served.steps.compile(backend="eager")
     want = models["sdar"].generate(PROMPTS, chosen).sequences
     assert [one.ids for one in served.generate(asked())] == want
+
+
+STARTS: dict[str, Residual] = {
+    "plain": Residual(start="self"),
+    "t_res": Residual(start="self", t_res=0.8, t_res_at_start=True),
+    "both": Residual(start="self", t_res=0.8, t_res_at_start=True, t_res_on="both", alpha="confidence"),
+    "top1": Residual(start="self", alpha="top1"),
+    "fixed": Residual(start="self", alpha="fixed"),
+}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"eos_early_stop": False},
+        {"temperature": 0.8},
+        {"commit": "topm"},
+        {"delta": "kept", "delta_tokens": 8, "delta_rank": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("window", [*EVERY, "dream dual", "dual on the canvas", "prefix in the block"])
+def test_a_start_of_the_targets_own_is_one_more_pass(
+    models: dict[str, rcd.Pipeline], window: str, start: str, more: dict[str, Any]
+) -> None:
+    """Of every block, or of the whole canvas once. It commits nothing, is no denoising step, and draws nothing."""
+    others: dict[str, tuple[str, Any]] = {
+        "dream dual": ("dream", partial(canvas, refresh_every=2)),
+        "dual on the canvas": ("llada", partial(config, window="dual", refresh_every=3)),
+        "prefix in the block": ("llada", partial(suffix, carry_scope="block")),
+    }
+    family, made = {**EVERY, **others}[window]
+    chosen = made(carry=STARTS[start], **more)
+    agree(models[family], chosen)
+    want, got = models[family].generate(PROMPTS, chosen).results, engine(models[family], chosen).generate(asked())
+    assert [one.counts.start for one in got] == [one.counts.start for one in want]
+    assert min(one.counts.start for one in got) > 0
+
+
+def test_such_a_start_waits_for_its_slot_and_keeps_what_is_asked(models: dict[str, rcd.Pipeline]) -> None:
+    kept = {"delta": "kept", "delta_tokens": 8, "delta_rank": 4}
+    chosen = config(carry=Residual(start="self"), block_length=4, **kept)
+    want = models["sdar"].generate(PROMPTS, chosen)
+    for slots in (4, 8):
+        served = engine(models["sdar"], chosen, rows=4)
+        served._size = lambda rows, slots=slots: (4, slots)  # type: ignore[method-assign,misc]
+        got = served.generate(asked())
+        assert [one.ids for one in got] == want.sequences
+        assert [one.counts.start for one in got] == [one.counts.start for one in want.results]
+        assert any(one.counts.store for one in got) == (slots == 4)
+
+
+@pytest.mark.parametrize(
+    ("family", "chosen", "most"),
+    [
+        ("sdar", config(carry="residual"), 10),
+        ("sdar", config(carry="residual", temperature=0.8), 10),
+        ("sdar", config(carry=Residual(start="self")), 10),
+        ("llada", flying(carry="residual"), 10),
+        ("llada", canvas(carry="residual"), 12),
+        ("dream", suffix(carry="residual"), 13),
+    ],
+)
+def test_the_bookkeeping_is_compiled_once_for_all_sizes(family: str, chosen: DecodeConfig, most: int) -> None:
+    """Four functions, each for a row alone, with one slot or two, and for any other size; of a canvas, whole, a block
+    and several. 64 is also the width of the embeddings: a row that happens to be as long compiles nothing anew."""
+    torch._dynamo.reset()
+    pipeline, made = exact(family), []
+
+    def counting(graph: Any, inputs: Any) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    many = [[5 + k % 7] * (3 + 5 * (k % 4)) for k in range(9)]
+    want, counts, sizes = pipeline.generate(many, chosen).sequences, [], set()
+    for rows, capacity in ((1, 48), (3, 48), (5, 56), (8, 64), (9, 64)):
+        served = engine(pipeline, chosen, rows, capacity)
+        served.steps.compile(backend=counting)
+        assert [one.ids for one in served.generate(asked(many))] == want
+        counts.append(len(made))
+        sizes |= {(capacity, rows, *size) for size in served.steps._units}
+    assert counts[1:] == [counts[1]] * 4
+    assert counts[-1] <= most < len(sizes)
 
 
 @pytest.mark.parametrize(
@@ -137,9 +306,12 @@ def test_the_compiled_bookkeeping_emits_the_same_tokens(models: dict[str, rcd.Pi
         ("sdar", config(carry="none")),
         ("sdar", config(carry="residual")),
         ("sdar", config(carry="residual", delta="kept", delta_tokens=8, delta_rank=4)),
+        ("sdar", config(carry="residual", temperature=0.8)),
         ("sdar", flying(carry="residual")),
         ("llada", flying(carry="residual")),
+        ("llada", flying(carry="residual", temperature=0.8)),
         ("llada", canvas(carry="residual")),
+        ("llada", canvas(carry="residual", temperature=0.8, top_p=0.9)),
         ("llada", suffix(carry="residual")),
         ("dream", suffix(carry="residual", refresh_every=3)),
     ],
@@ -307,11 +479,12 @@ def test_large_vocabularies_keep_by_default() -> None:
 @pytest.mark.parametrize(
     ("family", "settings", "words"),
     [
-        ("sdar", {"temperature": 0.5}, "samples"),
         ("llada", {"window": "bidirectional"}, "window"),
-        ("sdar", {"carry": Residual(start="self")}, "passes of its own"),
-        ("sdar", {"eos_suppression": "logits"}, "eos_suppression"),
         ("dream", {"window": "bidirectional"}, "window"),
+        ("sdar", {"carry": Residual(start="self", t_res=0.8)}, "starts or lives"),
+        ("sdar", {"carry": Residual(start="dirichlet")}, "starts or lives"),
+        ("sdar", {"carry": Residual(start="reference")}, "starts or lives"),
+        ("sdar", {"carry": Residual(source="reference")}, "starts or lives"),
     ],
 )
 def test_what_falls_to_the_plain_windows_is_refused_with_the_reason(
@@ -369,12 +542,12 @@ def test_a_bad_request_costs_no_work(models: dict[str, rcd.Pipeline]) -> None:
     assert (served.stats.passes, served.stats.prefills) == (0, 0)
 
 
-@pytest.mark.parametrize("carry", ["none", "residual"])
+@pytest.mark.parametrize("carry", ["none", "residual", Residual(start="self")], ids=["none", "residual", "started"])
 @pytest.mark.parametrize(
     ("family", "window"),
     [("sdar", config), ("sdar", flying), ("llada", flying), ("llada", canvas), ("llada", suffix), ("dream", suffix)],
 )
-def test_logits_that_are_no_numbers_stop_their_row_alone(family: str, window: Any, carry: str) -> None:
+def test_logits_that_are_no_numbers_stop_their_row_alone(family: str, window: Any, carry: Any) -> None:
     pipeline, chosen = exact(family), window(carry=carry)
     want = pipeline.generate(PROMPTS[:3], chosen).sequences
     poison = next(token for token in range(100) if token not in {t for row in [*want, *PROMPTS] for t in row})
@@ -574,6 +747,15 @@ def test_a_pipeline_decodes_the_same_with_the_engine(family: str, more: dict[str
 
     plain, fast = (pipeline.generate(PROMPTS, config(name)) for name in ("plain", "fast"))
     assert fast.sequences == plain.sequences
+    ways: list[Any] = [{}, {"seeds": [2**63, 5, 5, 0]}, {"generator": torch.Generator().manual_seed(3)}]
+    for way in ways:
+        texts = []
+        for name in ("plain", "fast"):
+            if "generator" in way:
+                way["generator"].manual_seed(3)
+            texts.append(pipeline.generate(PROMPTS, replace(config(name), temperature=1.0, seed=9), **way).sequences)
+        assert texts[0] == texts[1]
+    assert pipeline.generate(PROMPTS, config("fast")).sequences == plain.sequences
     held = pipeline._engine
     assert held is not None and pipeline.generate(PROMPTS, config("fast")).sequences == plain.sequences
     assert pipeline._engine is held  # what it has captured serves the next call

@@ -125,7 +125,7 @@ def uncached(pipeline: rcd.Pipeline, prompt: list[int]) -> list[int]:
         state: Any = HiddenState(torch.zeros(1, b, model.codebook.shape[1], dtype=torch.float64))
         output = (position[:, start:] >= len(prompt)) & (position[:, start:] < len(prompt) + chosen.new_tokens)
         while (wanted := unsettled(ids[:, start:], ids[:, start:] == mask, output, ends, True)).any():
-            outcome = denoise(model, rules, ids, view, state, wanted, torch.ones(1, dtype=torch.long), [None])
+            outcome = denoise(model, rules, ids, view, state, wanted, torch.ones(1, dtype=torch.long), None)
             window = torch.where(outcome.committed, outcome.token, ids[:, start:])
             ids, state = torch.cat((ids[:, :start], window), dim=1), outcome.state
         text = ids[0].tolist()

@@ -81,7 +81,7 @@ def test_with_a_refresh_at_every_step_a_cached_canvas_is_the_whole_one(
 
 @pytest.mark.parametrize("family", CANVAS)
 @pytest.mark.parametrize("window", ["prefix", "dual"])
-@pytest.mark.parametrize(("carry", "rule"), [case for case in CASES if case[1] != "drawn"])
+@pytest.mark.parametrize(("carry", "rule"), CASES)
 def test_where_nothing_kept_can_be_old_a_cached_canvas_is_the_whole_one(
     shallow: dict[str, rcd.Pipeline], family: str, window: str, carry: str, rule: str
 ) -> None:

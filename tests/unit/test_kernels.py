@@ -10,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from rcd.kernels import fused, plain
+from rcd.kernels import fused, layers, plain
 from rcd.residual.summary import Tail
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,12 +30,12 @@ def same(one: Any, other: Any, within: float = 1e-4) -> None:
 def test_norms() -> None:
     x, stream, weight = normal(6, 48), normal(6, 48, seed=1), normal(48, seed=2)
     same(fused.rms_norm(x, weight, 1e-6), plain.rms_norm(x, weight, 1e-6))
-    same(fused.add_norm(x, stream, weight, 1e-6), plain.add_norm(x, stream, weight, 1e-6))
+    same(fused.add_norm(x[None], stream, weight, 1e-6), plain.add_norm(x[None], stream, weight, 1e-6))
 
 
 def test_a_product_in_parts_is_added_up_by_the_norm() -> None:
     parts, stream, weight = normal(3, 6, 48), normal(6, 48, seed=1), normal(48, seed=2)
-    same(fused.add_norm(parts, stream, weight, 1e-6), plain.add_norm(parts.sum(0), stream, weight, 1e-6))
+    same(fused.add_norm(parts, stream, weight, 1e-6), plain.add_norm(parts.sum(0)[None], stream, weight, 1e-6))
 
 
 def test_silu_mul() -> None:
@@ -49,10 +49,11 @@ def slots() -> tuple[Tensor, Tensor, Tensor]:
     return row, start, end
 
 
+@pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("looking", [0, 1])
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotation_and_storing(normed: bool, looking: int) -> None:
-    qkv, cos, sin = normal(N, Q, (H + 2 * G) * C), normal(T, C, seed=1), normal(T, C, seed=2)
+def test_rotation_and_storing(normed: bool, looking: int, parts: int) -> None:
+    qkv, cos, sin = normal(parts, N, Q, (H + 2 * G) * C), normal(T, C, seed=1), normal(T, C, seed=2)
     row, start, _ = slots()
     norms = (normal(C, seed=3), normal(C, seed=4), 1e-6) if normed else None
     results = []
@@ -68,17 +69,19 @@ def test_rotation_and_storing(normed: bool, looking: int) -> None:
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("heads", [2, 4])
 def test_attention(splits: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "splits_for", lambda *_: splits)
+    monkeypatch.setattr(layers, "splits_for", lambda *_: splits)
     query, keys, values = normal(N, Q, heads, C), normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
     row, _, end = slots()
     same(fused.attend(query, keys, values, row, end, 0.25), plain.attend(query, keys, values, row, end, 0.25))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter also subtracts where nothing is taken from it
 @pytest.mark.parametrize("t_res", [1.0, 0.8])
 @pytest.mark.parametrize("keep", [0, 8, 16])
 def test_one_reading_of_the_logits(t_res: float, keep: int) -> None:
     logits = normal(5, 1000) * 4
     logits[0, 7], logits[1, 3] = 50, float("-inf")
+    logits[2, torch.arange(1000, device=DEVICE) // 32 % 8 == 3] = float("-inf")  # a whole chunk of ids is ruled out
     a, b = (ops.summarise(logits, 7, t_res, keep, 128, 4) for ops in (fused, plain))
     assert a[0][0] != 7  # the mask is never the token
     same(a, b)
@@ -94,13 +97,15 @@ def test_expected_embedding_and_its_tail() -> None:
     same(fused.probabilities(logits, read.normaliser, torch.float32), logits.softmax(-1))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="bf16 products are for a GPU")
-@pytest.mark.parametrize("tokens", [4, 32, 64, 100])
-def test_products(tokens: int) -> None:
-    x, weight, stream = (normal(*shape).bfloat16() for shape in ((tokens, 1024), (1536, 1024), (tokens, 1536)))
-    norm = torch.ones(1536, device=DEVICE).bfloat16()
-    same(fused.linear(x, weight).float(), x.float() @ weight.float().t(), 0.3)
-    same(fused.gated(x * 0.03, weight).float(), plain.silu_mul((x * 0.03).float() @ weight.float().t()), 0.03)
-    ours = fused.linear_add_norm(x, weight, None, stream, norm, 1e-6)
-    theirs = plain.add_norm((x.float() @ weight.float().t()).bfloat16(), stream, norm, 1e-6)
-    same(tuple(one.float() for one in ours), tuple(one.float() for one in theirs), 0.3)
+@pytest.mark.skipif(DEVICE == "cpu", reason="products in bf16 are for a GPU")
+@pytest.mark.parametrize("tokens", [4, 32, 33, 64, 100])
+@pytest.mark.parametrize(("rows", "inner"), [(1536, 1024), (1000, 512), (4096, 4096)])
+def test_products(tokens: int, rows: int, inner: int) -> None:
+    x, weight = normal(tokens, inner).bfloat16(), (normal(rows, inner, seed=1) * 0.05).bfloat16()
+    whole = x.float() @ weight.float().t()
+    for ours, theirs in (
+        (fused.linear(x, weight), whole),
+        (fused.partial(x, weight).sum(0), whole),
+        (fused.gated(x, weight), plain.silu_mul(whole)),
+    ):
+        assert (ours.float() - theirs).norm() < 0.005 * theirs.norm()
