@@ -14,7 +14,7 @@ from torch import Tensor
 from rcd import registry
 from rcd.carry.base import Carry, describe
 from rcd.data.examples import prompt_ids
-from rcd.decode.config import DecodeConfig
+from rcd.decode.config import CACHED, DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Finished
 from rcd.decode.stopping import check_prompts
 from rcd.engine.engine import Engine, Request
@@ -205,13 +205,12 @@ class Pipeline:
         check_prompts(rows, self.settings, config.new_tokens, config.grid(self.settings))
         grid = config.grid(self.settings)
         needed = max(-(-(len(row) + config.new_tokens) // grid) * grid for row in rows)
-        length = config.max_new_tokens if config.window == "dual" else None  # a block's engine is for any length
+        length = config.max_new_tokens if config.window in CACHED else None  # a block's engine is for any length
         kind, held = replace(config, seed=0, max_new_tokens=length), self._engine
         if (
             held is None
             or (held.config, held.watch) != (kind, watch)
-            or held.cache.rows < min(len(rows), MOST_ROWS)
-            or (held.room != needed if held.canvas else held.room < needed)
+            or not held.suits(min(len(rows), MOST_ROWS), needed)
         ):
             self._engine = None  # its memory is free before the next one asks for some
             self._engine = held = Engine(self.model, kind, rows=min(len(rows), MOST_ROWS), capacity=needed, watch=watch)

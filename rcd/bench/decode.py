@@ -1,6 +1,7 @@
 """What a decoding step costs, against what the memory allows.
 
-Commits are scripted (so many tokens a step, the leftmost first), so that random weights, SeqD and RCD do equal work.
+Commits are scripted (so many tokens of a block a step, the leftmost first), so that random weights, SeqD and RCD do
+equal work.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from rcd.errors import RCDError, one_of, whole
 from rcd.models.lm import DiffusionLM, ModelSettings
 
 CARRIES = ("none", "residual")
-WINDOWS = ("blockwise", "dual")
+WINDOWS = ("blockwise", "d2f", "dual", "prefix")
+FLYING = 0.7
+"""Under `d2f` a block is added, and takes its steps, when this share of the one before it is decoded."""
 GROWTH: dict[str, tuple[int, ...]] = {
     "none": (),
     "batch": (1, 2, 4, 8, 16, 32, 64, 128),
@@ -67,7 +70,7 @@ class Workload:
         return DecodeConfig(
             max_new_tokens=self.new_tokens, block_length=self.block_length, carry=method.carry, delta=method.delta,
             window=self.window, commit="sequential", num_inference_steps=self.block_length // self.tokens_per_step,
-            eos_early_stop=False, carry_scope="block",
+            eos_early_stop=False, carry_scope="block", block_add_threshold=FLYING, decoded_token_threshold=FLYING,
         )  # fmt: skip
 
     def check(self, model: ModelSettings) -> None:
@@ -261,12 +264,13 @@ def compare(
 def lines(figures: Sequence[Figure]) -> list[str]:
     """A readable table."""
     stock = any(figure.stock_ms for figure in figures)
-    head = f"{'batch':>5} {'prefix':>7}  {'method':10} {'ms/step':>8} {'tokens/s':>10} {'of limit':>8} {'x SeqD':>7}"
+    head = f"{'batch':>5} {'prefix':>7}  {'method':10} {'steps':>5} {'ms/step':>8} {'tokens/s':>10} {'of limit':>8}"
+    head += f" {'x SeqD':>7}"
     out = [head + f" {'GiB':>6}" + (f" {'stock ms':>9} {'x faster':>8}" if stock else "")]
     for one in figures:
         over = f"{one.over_seqd:.3f}" if one.over_seqd else "-"
         peak = f"{one.peak_gib:.1f}" if one.peak_gib is not None else "-"
-        row = f"{one.batch:5d} {one.prefix:7,d}  {one.method:10} {one.ms_per_step:8.3f} {one.tokens_per_second:10,.0f}"
-        row += f" {one.limit_share:8.1%} {over:>7} {peak:>6}"
+        row = f"{one.batch:5d} {one.prefix:7,d}  {one.method:10} {one.steps:5d} {one.ms_per_step:8.3f}"
+        row += f" {one.tokens_per_second:10,.0f} {one.limit_share:8.1%} {over:>7} {peak:>6}"
         out.append(row + (f" {one.stock_ms:9.3f} {one.stock_ms / one.ms_per_step:8.2f}" if one.stock_ms else ""))
     return out

@@ -30,7 +30,7 @@ def decode(
     prefix: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 1024,
     tokens_per_step: Annotated[int, typer.Option(help="Tokens that a step commits.")] = 4,
     blocks: Annotated[int, typer.Option(help="Blocks that are decoded.")] = 4,
-    window: Annotated[str | None, typer.Option(help="blockwise (SDAR) or dual (LLaDA).")] = None,
+    window: Annotated[str | None, typer.Option(help="blockwise or d2f (SDAR); dual, prefix or d2f (LLaDA).")] = None,
     carry: Annotated[str | None, typer.Option(help="none or residual; by default both.")] = None,
     delta: Annotated[str | None, typer.Option(help="Of the residual: exact or kept; by default both.")] = None,
     growth: Annotated[str, typer.Option(help="none, or a row for each size: batch (1-128) or prefix.")] = "none",

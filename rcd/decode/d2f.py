@@ -104,6 +104,7 @@ class Asked:
 
     read: dict[str, Callable[[Sequence[int]], tuple[Span, Distribution]]]
     """Of each kind, the pass over all rows, counted for some of them."""
+    distribution: Callable[[Tensor], Distribution]
     found: dict[str, tuple[Span, Distribution]] = field(default_factory=dict)
 
     def __call__(self, kind: str, rows: list[int], index: Tensor, slots: Tensor) -> Distribution:
@@ -111,7 +112,28 @@ class Asked:
         if kind not in self.found:
             self.found[kind] = self.read[kind](rows)
         span, predicted = self.found[kind]
-        return Distribution(predicted.logits[index[:, None], slots - span.slots[index, :1]])
+        return self.distribution(predicted.logits[index[:, None], slots - span.slots[index, :1]])
+
+
+def decoded_share(total: Tensor, left: Tensor) -> Tensor:
+    """The part of a block's masks that is decoded; all of it where it had none."""
+    return torch.where(total > 0, (total - left) / total.clamp_min(1), 1.0)
+
+
+def another(share_B: Tensor, flying_B: Tensor, more_B: Tensor, config: DecodeConfig) -> Tensor:
+    """[B] the rows that get one more block: enough of the last one is decoded (`share`), there is room beside those in
+    flight, and there are `more`."""
+    return (share_B >= config.block_add_threshold) & (flying_B < config.blocks_in_flight) & more_B
+
+
+def least(share_BN: Tensor, flying_BN: Tensor, step_BN: Tensor, config: DecodeConfig) -> Tensor:
+    """[B, N] what each block commits at least: its share of the steps once enough of its left neighbour is decoded
+    (the first block's always is), nothing before."""
+    assert config.block_length is not None
+    neighbour = torch.cat((torch.ones_like(share_BN[:, :1]), share_BN[:, :-1]), dim=1)
+    active = flying_BN & (neighbour >= config.decoded_token_threshold)
+    whole = torch.full_like(step_BN, config.block_length)
+    return quota(whole, config.num_inference_steps or config.block_length, step_BN) * active
 
 
 class _Decoding:
@@ -174,16 +196,14 @@ class _Decoding:
         left = self._blocks(needed).sum(-1)
         number = torch.arange(left.shape[1], device=ids.device)
         first = torch.where(left > 0, number, left.shape[1]).amin(-1)
-        share = torch.where(flight.total > 0, (flight.total - left) / flight.total.clamp_min(1), 1.0)
+        share = decoded_share(flight.total, left)
         return Blocks(masked, needed, left > 0, share, (is_end(ids, eos) & output).any(-1), first)
 
     def _added(self, flight: Flight, now: Blocks) -> tuple[Flight, Tensor]:
-        """(the rows with at most one block more, the rows [B] that got one): where enough of the last block is decoded,
-        no end token was seen, and there is room for one."""
+        """(the rows with at most one block more, the rows [B] that got one)."""
         last = now.share.gather(1, (flight.added - 1).clamp_min(0)[:, None]).squeeze(1)
-        enough = (last >= self.config.block_add_threshold) | (flight.added == 0)
-        room = flight.added - now.first < self.config.blocks_in_flight
-        new = enough & room & self._more(flight, now)
+        last = torch.where(flight.added == 0, 1.0, last)
+        new = another(last, flight.added - now.first, self._more(flight, now), self.config)
         return replace(flight, added=flight.added + new.long()), new
 
     def _more(self, flight: Flight, now: Blocks) -> Tensor:
@@ -195,12 +215,8 @@ class _Decoding:
         return now.open & (torch.arange(now.open.shape[1], device=now.open.device) < flight.added[:, None])
 
     def _least(self, flight: Flight, now: Blocks) -> Tensor:
-        """[B, N] what each block commits at least: its share of the steps once enough of its left neighbour is decoded
-        (the first block's is the prompt), nothing before."""
-        neighbour = torch.cat((torch.ones_like(now.share[:, :1]), now.share[:, :-1]), dim=1)
-        active = self._flying(flight, now) & (neighbour >= self.config.decoded_token_threshold)
-        whole = torch.full_like(flight.step, self.b)
-        return quota(whole, self.config.num_inference_steps or self.b, flight.step) * active
+        """[B, N] what each block commits at least."""
+        return least(now.share, self._flying(flight, now), flight.step, self.config)
 
     # one step
 
@@ -214,7 +230,8 @@ class _Decoding:
             {
                 "own": lambda counted: self._read(flight.stored, flight, run.own, counted),
                 "reference": lambda counted: self._read(flight.referred, flight, run.refer, counted),
-            }
+            },
+            run.rules.distribution,
         )
         state = self._refreshed(flight, carried, span, asked, new_B, rows)
         number = self._blocks(span.slots)[:, :, 0] // self.b

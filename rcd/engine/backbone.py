@@ -9,7 +9,7 @@ Shapes: N slots, Q tokens, D width, R rows, G key/value heads, T positions, C he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +32,15 @@ class Slots:
     order: Tensor | None = None
     """[N] the slots row by row, where some rows have several."""
     places: Tensor | None = None
-    """[A, b] where in its slot the predicted positions are, if they are not the whole slot."""
+    """[P, b] where in its slot the predicted positions are, if they are not the whole slot. There may be several such
+    blocks of a slot: all slots' first ones, then their second ones."""
+    sources: tuple[Tensor, Tensor] | None = None
+    """[P, b] each: the slot and the place of the output that predicts them, if it is not their own."""
+    looking: int = 0
+    """Tokens at the beginning of every slot that only look: their keys and values stay as they are."""
+
+    def ordered(self) -> Slots:
+        return replace(self, order=self.row.argsort(stable=True).int())
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,9 @@ class Backbone:
         after = [*(layer.before for layer in self.layers[1:]), self.norm]
         for layer, norm, (keys, values) in zip(self.layers, after, cache.store, strict=True):
             query = ops.project_store(
-                x, layer.qkv, layer.qkv_bias, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms
-            )
+                x, layer.qkv, layer.qkv_bias, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms,
+                slots.looking,
+            )  # fmt: skip
             x = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
             stream, x = ops.add_norm(ops.partial(x, layer.out, layer.out_bias), stream, layer.after, self.eps)
             down = ops.partial(ops.gated(x, layer.gate_up), layer.down)

@@ -16,17 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SIZES = ("served", "slots", "length")
+SIZES = ("served", "slots", "part")
 """Arguments that are sizes."""
 RECOMPILE_LIMIT = 64
 """Of one function, over carries, windows and settings."""
 
 
 def compiled(function: Callable[..., Any], capacity: int, backend: Any = "inductor") -> Callable[..., Any]:
-    """`function`, compiled, for rows of `capacity` positions."""
+    """`function`, compiled, for rows of `capacity` positions; as one graph: where the host were asked something, it
+    would break."""
     torch._dynamo.config.recompile_limit = max(RECOMPILE_LIMIT, torch._dynamo.config.recompile_limit)
     sizes = tuple(k for k, name in enumerate(inspect.signature(function).parameters) if name in SIZES)
-    inner = torch.compile(_sized(function, sizes) if sizes else function, backend=backend)
+    inner = torch.compile(_sized(function, sizes) if sizes else function, backend=backend, fullgraph=True)
 
     def call(*given: Any) -> Any:
         unknown(given, capacity)

@@ -1,27 +1,29 @@
-"""The rows of a running batch as tensors, and what a step does to them: no word of it needs the host.
+"""The rows of a running batch as tensors, and what every step does to them: no word of it needs the host.
 
-A row holds its whole text, prompt and masks, and the position of its current block. When a block is settled the row
-moves on by itself: the next block is current, the finished one `pending`, to be stored by the next pass, beside the
-next block's first step. A row that has ended waits, idle, for the host.
-Shapes: R rows and one more that is nobody's, T positions, A rows that a pass serves, N >= A slots, b block length.
+A row holds its whole text, prompt and masks, and how far it is. What a pass computes of the rows is a window's choice
+(`rcd.engine.blocks`, `rcd.engine.canvas`); it asks about blocks of b tokens, each with a state of its own. When a block
+is settled the row moves on by itself. A row that has ended waits, idle, for the host.
+Shapes: R rows and one more that is nobody's, T positions, J blocks of a row that a window looks at, N slots of Q
+tokens, P blocks that a pass predicts, b block length, K states of a row.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rcd.carry.base import Carry, CarryState, TensorState, places
+from rcd.carry.base import Carry, CarryState, TensorState
 from rcd.decode.config import DecodeConfig
 from rcd.decode.step import Outcome
-from rcd.decode.stopping import close, is_end, unsettled
-from rcd.diffusion.commit import quota
+from rcd.decode.stopping import close, unsettled
 from rcd.diffusion.noise import uniform_of
 from rcd.engine.backbone import Slots
+from rcd.models.lm import ModelSettings
 
-REPORT = ("serial", "active", "pending", "masks", "denoised", "stored", "broken", "started")
+REPORT = ("serial", "active", "due", "ahead", "masks", "step", "denoised", "stored", "broken", "started")
 """What the host is told of every row after a step."""
 
 
@@ -30,20 +32,22 @@ class Rows:
     text: Tensor
     """[R + 1, T] ids; masks behind what is decided."""
     start: Tensor
-    """[R + 1] where the current block begins."""
+    """[R + 1] where the first unfinished block begins."""
+    ahead: Tensor
+    """[R + 1] blocks in flight, from that one on."""
     pending: Tensor
-    """[R + 1] whether the block before it is still to be stored."""
+    """[R + 1] finished blocks before it that are still to be stored; of a canvas, 1 where the next pass reads all."""
+    ended: Tensor
+    """[R + 1] whether an end token was seen."""
     active: Tensor
     prompt: Tensor
     """[R + 1] the prompt's length."""
     limit: Tensor
     """[R + 1] the first position behind the answer."""
-    step: Tensor
-    """[R + 1] steps taken in the current block."""
     denoised: Tensor
     """[R + 1] denoising steps, from the beginning."""
     stored: Tensor
-    """[R + 1] passes that could only store a block, for want of a slot."""
+    """[R + 1] passes that could only store blocks, for want of a slot."""
     broken: Tensor
     """[R + 1] the denoising step whose logits were no numbers, 0 if none."""
     serial: Tensor
@@ -51,195 +55,211 @@ class Rows:
     seed: Tensor
     """[R + 1] what its tokens are drawn by."""
     fresh: Tensor
-    """[R + 1] whether the current block's first pass, which only predicts, is still to come."""
+    """[R + 1] whether the newest block's first pass, which only predicts, is still to come."""
     started: Tensor
     """[R + 1] such passes."""
+    step: Tensor
+    """[(R + 1) K] steps of a block since it must make progress."""
     carry: CarryState
+    """Of [(R + 1) K, b]."""
 
     @classmethod
-    def empty(cls, rows: int, capacity: int, mask: int, carry: CarryState, device: torch.device) -> Rows:
-        def whole(value: int = 0) -> Tensor:
-            return torch.full((rows + 1,), value, dtype=torch.long, device=device)
+    def empty(cls, rows: int, states: int, capacity: int, mask: int, carry: CarryState, device: torch.device) -> Rows:
+        made: dict[str, Any] = {
+            field.name: torch.zeros(rows + 1, dtype=torch.long, device=device) for field in fields(cls)
+        }
+        made["text"] = torch.full((rows + 1, capacity), mask, dtype=torch.long, device=device)
+        made["step"] = torch.zeros((rows + 1) * states, dtype=torch.long, device=device)
+        for name in ("active", "ended", "fresh"):
+            made[name] = made[name].bool()
+        return cls(**{**made, "serial": made["serial"] - 1, "carry": carry})
 
-        def flags() -> Tensor:
-            return torch.zeros(rows + 1, dtype=torch.bool, device=device)
+    def enter(self, row: int, ids: Tensor, mask: int, **values: int) -> None:
+        """Write a request into a row, which is active from here on; what is not named is 0."""
+        self.text[row].fill_(mask)
+        self.text[row, : len(ids)] = ids
+        for field in fields(self):
+            if field.name not in ("text", "step", "carry"):
+                getattr(self, field.name)[row].fill_(values.get(field.name, 0))
+        states = len(self.step) // len(self.active)
+        own = slice(row * states, (row + 1) * states)
+        for state in (self.step, *(self.carry._tensors() if isinstance(self.carry, TensorState) else ())):
+            state[own].zero_()
+        self.active[row].fill_(True)
 
-        text = torch.full((rows + 1, capacity), mask, dtype=torch.long, device=device)
-        return cls(
-            text, whole(), flags(), flags(), whole(), whole(), whole(), whole(), whole(), whole(), whole(-1), whole(),
-            flags(), whole(), carry,
-        )  # fmt: skip
+    @property
+    def nobody(self) -> int:
+        return self.active.shape[0] - 1
+
+    @property
+    def capacity(self) -> int:
+        return self.text.shape[1]
+
+    @property
+    def number(self) -> Tensor:
+        return torch.arange(self.nobody + 1, device=self.active.device)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Which slots a pass computes."""
+class Terms:
+    """What stays the same over an engine's life."""
+
+    config: DecodeConfig
+    carry: Carry
+    model: ModelSettings
+
+    @property
+    def b(self) -> int:
+        assert self.config.block_length is not None
+        return self.config.block_length
+
+    @property
+    def starts(self) -> bool:
+        """Whether a carry begins with a pass that only predicts."""
+        return bool(getattr(self.carry, "starts_itself", False))
+
+    def unsettled(self, ids: Tensor, masked: Tensor, output: Tensor) -> Tensor:
+        return unsettled(ids, masked, output, self.model.eos_token_ids, self.config.eos_early_stop)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """J consecutive blocks of every row, as they were before the pass."""
 
     row: Tensor
-    """[N]; the first A are the rows served, the others store finished blocks."""
-    start: Tensor
-    """[N]"""
-    storing: Tensor
-    """[A] rows whose own slot must store the finished block, since no other slot was free."""
+    """[R + 1, J b] where each position is: nobody's row if it is behind the row's end."""
+    position: Tensor
+    ids: Tensor
+    output: Tensor
+    """Positions of the answer."""
+    masked: Tensor
+    needed: Tensor
+    """The masks that must still be decoded."""
 
-    def slots(self, block_length: int) -> Slots:
-        end = (self.start + block_length)[:, None].expand(-1, block_length)
-        many = self.row.is_cuda and len(self.row) > len(self.storing) >= 16
-        order = self.row.argsort(stable=True).int() if many else None
-        return Slots(self.row.int(), self.start.int(), end.int().contiguous(), order)
-
-
-def plan(rows: Rows, served: int, slots: int, block_length: int) -> Plan:
-    """The active rows, in order, get a slot each; then the pending blocks, as long as there are slots."""
-    spare, nobody = slots - served, rows.active.shape[0] - 1
-    number = torch.arange(nobody + 1, device=rows.active.device)
-    rank = rows.active.long().cumsum(0) - 1
-    on = rows.active & (rank < served)
-    waiting = on & rows.pending
-    turn = waiting.long().cumsum(0) - 1
-    aside = waiting & (turn < spare)
-    start = torch.where(waiting & ~aside, rows.start - block_length, rows.start)
-    place = torch.where(on, rank, slots)
-    row = torch.full((slots + 1,), nobody, device=number.device).scatter(0, place, number)
-    at = torch.zeros_like(row).scatter(0, place, start)
-    place = torch.where(aside, served + turn, slots)
-    row = row.scatter(0, place, torch.where(aside, number, nobody))
-    at = at.scatter(0, place, torch.where(aside, rows.start - block_length, 0))
-    row, at = row[:slots], at[:slots]
-    at = torch.where(row == nobody, 0, at)
-    return Plan(row, at, (waiting & ~aside)[row[:served]])
-
-
-def plan_canvas(rows: Rows, served: int, whole: bool) -> Plan:
-    """Of a canvas: the rows that begin a block, and read all of it; or the others, with their block alone."""
-    nobody = rows.active.shape[0] - 1
-    number = torch.arange(nobody + 1, device=rows.active.device)
-    on = rows.active & (rows.pending == whole)
-    rank = on.long().cumsum(0) - 1
-    place = torch.where(on & (rank < served), rank, served)
-    row = torch.full((served + 1,), nobody, device=number.device).scatter(0, place, number)[:served]
-    off = (row == nobody) | (rows.pending[row] != whole)
-    return Plan(row, torch.where(row == nobody, 0, rows.start[row]), off)
-
-
-def canvas_slots(rows: Rows, made: Plan, block_length: int, whole: bool, length: int) -> Slots:
-    """Everything up to the answer's end is seen; a whole canvas is one slot."""
-    limit = rows.limit[made.row].clamp_min(1)[:, None]
-    tokens = length if whole else block_length
-    start = torch.zeros_like(made.start) if whole else made.start
-    inner = torch.arange(block_length, device=start.device)
-    places = made.start[:, None] + inner if whole else None
-    return Slots(made.row.int(), start.int(), limit.expand(-1, tokens).int().contiguous(), None, places)
-
-
-def prepared_canvas(
-    rows: Rows, served: int, whole: bool, length: int, config: DecodeConfig, carry: Carry, mask: int,
-    eos: tuple[int, ...],
-) -> tuple[Plan, Ready, Slots, Tensor]:  # fmt: skip
-    """(plan, what is asked, slots, the slots' ids)."""
-    assert config.block_length is not None
-    made = plan_canvas(rows, served, whole)
-    given = ready(rows, made, config, carry, mask, eos)
-    slots = canvas_slots(rows, made, config.block_length, whole, length)
-    return made, given, slots, rows.text[made.row, :length] if whole else given.ids
+    @classmethod
+    def of(cls, rows: Rows, first: Tensor, count: int, terms: Terms, filler: bool) -> Seen:
+        """`filler`: masks behind the answer's end count as masks."""
+        position = first[:, None] + torch.arange(count * terms.b, device=first.device)
+        inside = position < rows.capacity
+        row = torch.where(inside, rows.number[:, None], rows.nobody)
+        position = torch.where(inside, position, 0)
+        ids = rows.text[row, position]
+        output = inside & (position >= rows.prompt[:, None]) & (position < rows.limit[:, None])
+        masked = (ids == terms.model.mask_token_id) & (inside if filler else output)
+        return cls(row, position, ids, output, masked, terms.unsettled(ids, masked, output))
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What the step function needs of the rows that a pass serves."""
+class Pass:
+    """What a pass computes, and what is asked of the blocks that it predicts."""
 
     ids: Tensor
-    """[N, b]"""
-    output: Tensor
-    """[A, b] positions of the answer."""
+    """[N, Q]"""
+    slots: Slots
+    seen: Seen
+    took: Tensor
+    """[R + 1] the rows that take a denoising step."""
+    starting: Tensor
+    """[R + 1] the rows whose pass only predicts, plain masks, for the carry to start from."""
+    storing: Tensor
+    """[R + 1] the rows that only store blocks, since no other slot was free."""
+    row: Tensor
+    """[P] whose block it is; nobody's where nothing is asked."""
+    block: Tensor
+    """[P] its number among those seen."""
+    state: Tensor
+    """[P] where its step and its carry are kept."""
     masked: Tensor
+    """[P, b]"""
     candidates: Tensor
     inject: Tensor
     quota: Tensor
-    """[A]"""
-    starting: Tensor
-    """[A] rows whose pass only predicts, for the carry to start from."""
+    """[P]"""
     noise: Tensor | None
-    """[A, b] what tokens are drawn by, if they are."""
+    """[P, b] what tokens are drawn by, if they are."""
+    held: Tensor | None = None
+    """[P] blocks whose carry stays as it is, since another one of their row starts."""
+
+    @property
+    def going(self) -> Tensor:
+        """[R + 1]"""
+        return self.took | self.starting
+
+    def spread(self, values: Tensor, own: Tensor) -> Tensor:
+        """[R + 1, J b] with the predicted blocks' values replaced."""
+        apart = values.unflatten(1, (-1, own.shape[1]))
+        return apart.index_put((self.row, self.block), own.to(values.dtype)).flatten(1)
 
 
-def ready(rows: Rows, made: Plan, config: DecodeConfig, carry: Carry, mask: int, eos: tuple[int, ...]) -> Ready:
-    b, served = config.block_length, made.storing.shape[0]
-    assert b is not None
-    position = made.start[:, None] + torch.arange(b, device=made.start.device)
-    ids = rows.text[made.row[:, None], position]
-    row, position = made.row[:served], position[:served]
-    output = (position >= rows.prompt[row][:, None]) & (position < rows.limit[row][:, None])
-    going = (rows.active[row] & ~made.storing)[:, None]
-    masked = (ids[:served] == mask) & going
-    total = torch.full_like(row, b)
-    if config.window != "blockwise":  # a canvas ends where the answer does, not with a whole block
-        masked = masked & output
-        total = (rows.limit[row] - made.start[:served]).clamp_max(b)
-    candidates = unsettled(ids[:served], masked, output, eos, config.eos_early_stop)
-    starting = rows.fresh[row] & going.squeeze(1)
-    candidates = candidates & ~starting[:, None]
-    least = quota(total, config.num_inference_steps or b, rows.step[row])
-    noise = uniform_of(rows.seed[row][:, None], rows.denoised[row][:, None], position) if config.temperature else None
-    return Ready(ids, output, masked, candidates, places(carry, masked) & going, least, starting, noise)
+def picked(values: Tensor, row: Tensor, block: Tensor, block_length: int) -> Tensor:
+    return values.unflatten(1, (-1, block_length))[row, block]
 
 
-def prepared(
-    rows: Rows, served: int, slots: int, config: DecodeConfig, carry: Carry, mask: int, eos: tuple[int, ...]
-) -> tuple[Plan, Ready]:
-    assert config.block_length is not None
-    made = plan(rows, served, slots, config.block_length)
-    return made, ready(rows, made, config, carry, mask, eos)
+def drawn_by(rows: Rows, seen: Seen, row: Tensor, block: Tensor, terms: Terms) -> Tensor | None:
+    """[P, b] U[0, 1) of the row's seed, the number of its step and the position alone; None where nothing is drawn."""
+    if terms.config.temperature == 0.0:
+        return None
+    return uniform_of(rows.seed[row][:, None], rows.denoised[row][:, None], picked(seen.position, row, block, terms.b))
 
 
-def settle(
-    rows: Rows, made: Plan, given: Ready, outcome: Outcome, config: DecodeConfig, mask: int, eos: tuple[int, ...]
-) -> Tensor:
-    """Commit, move on where a block is settled, end where the text is; in place. Returns the rows' report
-    [R + 1, len(REPORT)]."""
-    b, served = config.block_length, made.storing.shape[0]
-    assert b is not None
-    row, start = made.row[:served], made.start[:served]
-    live = given.candidates.any(-1)
-    committed = outcome.committed & live[:, None]
-    ids = torch.where(committed, outcome.token, given.ids[:served])
-    masked = given.masked & ~committed
-    ids, masked = close(ids, masked, outcome.token, given.output, eos, config.eos_early_stop)
-    bad = (live | given.starting) & ~outcome.finite
-    settled = live & ~unsettled(ids, masked, given.output, eos, config.eos_early_stop).any(-1)
-    stops = config.eos_early_stop or config.window == "blockwise"
-    ended = (is_end(ids, eos) & given.output & stops).any(-1) | (start + b >= rows.limit[row])
-    done, onward = (settled & ended) | bad, settled & ~ended & ~bad
-
-    rows.text[row[:, None], start[:, None] + torch.arange(b, device=start.device)] = ids
-    active = rows.active[row]
-    held = made.storing | given.starting
-    rows.pending[row] = onward if config.window == "blockwise" else torch.where(held, rows.pending[row], onward)
-    rows.fresh[row] = (onward & starts_itself(config)) | (rows.fresh[row] & ~given.starting)
-    rows.started[row] += given.starting.long()
-    if config.window == "blockwise":
-        rows.stored[row] += made.storing.long()
-    rows.start[row] = torch.where(onward, start + b, rows.start[row])
-    rows.step[row] = torch.where(onward, 0, rows.step[row] + live.long())
-    rows.denoised[row] += live.long()
-    rows.broken[row] = torch.where(bad, rows.denoised[row] + given.starting, rows.broken[row])
-    rows.active[row] = active & ~done
-    _hand_on(rows, row, outcome.state, (live & ~settled) | given.starting, made.storing)
-    left = torch.zeros_like(rows.start).index_copy(0, row, masked.sum(-1))
-    told = (rows.serial, rows.active, rows.pending, left, rows.denoised, rows.stored, rows.broken, rows.started)
-    return torch.stack([value.long() for value in told], dim=1)
+def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
+    """[R + 1] the rows whose logits were no numbers."""
+    bad = torch.zeros_like(rows.start).index_add(0, made.row, (~outcome.finite).long())
+    return made.going & (bad > 0)
 
 
-def starts_itself(config: DecodeConfig) -> bool:
-    """Whether a block begins with a pass that only predicts."""
-    return bool(getattr(config.carry, "starts_itself", False))
+def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tensor, Tensor]:
+    """Commit, and close the masks behind an end token; in place. Returns (ids, masked) of what is seen."""
+    seen, eos = made.seen, terms.model.eos_token_ids
+    token = made.spread(seen.ids, outcome.token)
+    committed = made.spread(torch.zeros_like(seen.masked), outcome.committed)
+    ids, masked = torch.where(committed, token, seen.ids), seen.masked & ~committed
+    ids, masked = close(ids, masked, token, seen.output, eos, terms.config.eos_early_stop)
+    rows.text[seen.row, seen.position] = ids
+    return ids, masked
 
 
-def _hand_on(rows: Rows, row: Tensor, after: CarryState, keep: Tensor, hold: Tensor) -> None:
-    """The carry's state goes on in the block, and is nothing at the beginning of the next one."""
+def hand_on(rows: Rows, made: Pass, after: CarryState, keep: Tensor) -> None:
+    """The steps and the carry go on in the blocks `keep` [P]; elsewhere they are nothing, as at a block's beginning."""
+    rows.step[made.state] = torch.where(keep, rows.step[made.state] + (made.quota > 0), 0)
     if not isinstance(after, TensorState) or not isinstance(rows.carry, TensorState):
         return
     for kept, new in zip(rows.carry._tensors(), after._tensors(), strict=True):
         shape = (-1, *([1] * (new.dim() - 1)))
         value = torch.where(keep.view(shape), new.to(kept.dtype), 0)
-        kept[row] = torch.where(hold.view(shape), kept[row], value)
+        kept[made.state] = value if made.held is None else torch.where(made.held.view(shape), kept[made.state], value)
+
+
+def move(rows: Rows, took: Tensor, **values: Tensor) -> None:
+    """New values of the rows that took a step; in place."""
+    for name, value in values.items():
+        old = getattr(rows, name)
+        old.copy_(torch.where(took, value, old))
+
+
+def finish(rows: Rows, made: Pass, done: Tensor, bad: Tensor) -> None:
+    """Count the step, and end the rows that are done or broken; in place."""
+    rows.denoised.add_(made.took)
+    rows.started.add_(made.starting)
+    step = torch.where(bad, rows.denoised + made.starting, rows.broken)
+    move(rows, made.going, broken=step, active=rows.active & ~done & ~bad, fresh=rows.fresh & made.took)
+
+
+def report(rows: Rows, **told: Tensor) -> Tensor:
+    """[R + 1, len(REPORT)]"""
+    columns = [told[name] if name in told else getattr(rows, name) for name in REPORT]
+    return torch.stack([value.long() for value in columns], dim=1)
+
+
+def trace(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tensor, ...]:
+    """What a Step event needs of the rows that took the step, of all blocks that are seen."""
+    seen, nothing = made.seen, torch.zeros_like(made.seen.masked)
+    asked = made.spread(nothing, made.masked)
+    after = rows.text[seen.row, seen.position]
+    draft = torch.where(asked, made.spread(seen.ids, outcome.token), after)
+    committed = made.spread(nothing, outcome.committed)
+    confidence = made.spread(nothing.float(), outcome.confidence.float()).masked_fill(~asked, float("nan"))
+    alpha = outcome.state.alpha
+    shown = nothing.float() if alpha is None else made.spread(nothing.float(), alpha.float())
+    left = after == terms.model.mask_token_id
+    return made.took, seen.position[:, 0], draft, committed, left, confidence, shown

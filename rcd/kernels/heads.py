@@ -74,13 +74,14 @@ def _project_store(
 def project_store(
     x_NQD: Tensor, weight: Tensor, bias: Tensor | None, keys_RGTC: Tensor, values_RGTC: Tensor, row_N: Tensor,
     start_N: Tensor, cos_TC: Tensor, sin_TC: Tensor, heads: int, norms: tuple[Tensor, Tensor, float] | None = None,
+    looking: int = 0,
 ) -> Tensor:  # fmt: skip
     n, q, _ = x_NQD.shape
     if not (TOGETHER and _skinny(n * q, weight) and keys_RGTC.shape[-1] in (64, 128)):
         parts = partial(x_NQD, weight, bias)
-        return rotate_store(parts, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, heads, norms)
+        return rotate_store(parts, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, heads, norms, looking)
     return _together(
-        x_NQD, weight, bias, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, heads, norms, HEAD_TILE
+        x_NQD, weight, bias, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, heads, norms, HEAD_TILE, looking
     )
 
 

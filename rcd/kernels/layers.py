@@ -62,7 +62,8 @@ def add_norm(parts: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple
 @triton.jit
 def _rotate_store(
     qkv, q_out, keys, values, row_of, start_of, cos, sin, q_weight, k_weight, eps, Q, T, M, PARTS: tl.constexpr,
-    H: tl.constexpr, G: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, BUNCH: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, BUNCH: tl.constexpr,
+    LOOKING: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A bunch of heads of one token; the product's parts are added up."""
     token = tl.program_id(0).to(tl.int64)
@@ -101,7 +102,9 @@ def _rotate_store(
     to_q = q_out + (token * H + head)[:, None] * C + low[None, :]
     to_k = keys + ((row * G + head - H) * T + position)[:, None] * C + low[None, :]
     to_v = values + ((row * G + head - H - G) * T + position)[:, None] * C + low[None, :]
-    is_q, is_k, is_v = (head < H)[:, None], ((head >= H) & (head < H + G))[:, None], (head >= H + G)[:, None] & there
+    stores = head * 0 + token % Q >= LOOKING
+    is_q, is_k = (head < H)[:, None], ((head >= H) & (head < H + G) & stores)[:, None]
+    is_v = ((head >= H + G) & stores)[:, None] & there
     tl.store(to_q, first, mask=is_q)
     tl.store(to_q + HALF, second, mask=is_q)
     tl.store(to_k, first, mask=is_k)
@@ -112,7 +115,7 @@ def _rotate_store(
 
 def rotate_store(
     parts_SNQX: Tensor, keys_RGTC: Tensor, values_RGTC: Tensor, row_N: Tensor, start_N: Tensor, cos_TC: Tensor,
-    sin_TC: Tensor, heads: int, norms: tuple[Tensor, Tensor, float] | None = None,
+    sin_TC: Tensor, heads: int, norms: tuple[Tensor, Tensor, float] | None = None, looking: int = 0,
 ) -> Tensor:  # fmt: skip
     (parts, n, q, _), (_, groups, t, c) = parts_SNQX.shape, keys_RGTC.shape
     query = keys_RGTC.new_empty(n, q, heads, c)
@@ -120,8 +123,8 @@ def rotate_store(
     bunch = 8
     _rotate_store[(n * q, triton.cdiv(heads + 2 * groups, bunch))](
         parts_SNQX, query, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, q_weight, k_weight, eps, q, t, n * q,
-        PARTS=parts, H=heads, G=groups, C=c, NORM=norms is not None, BUNCH=bunch, num_warps=4 if c >= 64 else 1,
-        **launch(),
+        PARTS=parts, H=heads, G=groups, C=c, NORM=norms is not None, BUNCH=bunch, LOOKING=looking,
+        num_warps=4 if c >= 64 else 1, **launch(),
     )  # fmt: skip
     return query
 

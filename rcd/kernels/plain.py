@@ -63,28 +63,30 @@ def rotate_store(
     sin_TC: Tensor,
     heads: int,
     norms: tuple[Tensor, Tensor, float] | None = None,
+    looking: int = 0,
 ) -> Tensor:
     """Split q, k and v (a product in parts), norm q and k (Qwen3), turn them to their positions, and write k and v to
-    the cache, where position is slot. Returns q [N, Q, H, C]."""
+    the cache, where position is slot, but for the first `looking` tokens of every slot. Returns q [N, Q, H, C]."""
     (_, n, q, _), (_, groups, _, c) = parts_SNQX.shape, keys_RGTC.shape
     query, key, value = _whole(parts_SNQX, keys_RGTC).view(n, q, -1, c).split((heads, groups, groups), dim=2)
     if norms is not None:
         query, key = rms_norm(query, norms[0], norms[2]), rms_norm(key, norms[1], norms[2])
     position = start_N[:, None].long() + torch.arange(q, device=start_N.device)
     cos, sin = cos_TC[position].unsqueeze(2), sin_TC[position].unsqueeze(2)
-    row = row_N.long()[:, None].expand_as(position)
-    keys_RGTC[row, :, position] = _rotated(key, cos, sin)
-    values_RGTC[row, :, position] = value
+    row, place = row_N.long()[:, None].expand_as(position)[:, looking:], position[:, looking:]
+    keys_RGTC[row, :, place] = _rotated(key, cos, sin)[:, looking:]
+    values_RGTC[row, :, place] = value[:, looking:]
     return _rotated(query, cos, sin)
 
 
 def project_store(
     x_NQD: Tensor, weight: Tensor, bias: Tensor | None, keys_RGTC: Tensor, values_RGTC: Tensor, row_N: Tensor,
     start_N: Tensor, cos_TC: Tensor, sin_TC: Tensor, heads: int, norms: tuple[Tensor, Tensor, float] | None = None,
+    looking: int = 0,
 ) -> Tensor:  # fmt: skip
     """The product that makes q, k and v, and `rotate_store` of it."""
     parts = partial(x_NQD, weight, bias)
-    return rotate_store(parts, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, heads, norms)
+    return rotate_store(parts, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, heads, norms, looking)
 
 
 def attend(

@@ -44,8 +44,8 @@ def llada(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_table_of_seqd_and_rcd() -> None:
     done = call(*DECODE)
     lines = done.stdout.splitlines()
-    assert lines[2].split() == "batch prefix method ms/step tokens/s of limit x SeqD GiB".split()
-    assert [" ".join(line.split()[2:-5]) for line in lines[3:]] == ["SeqD", "RCD exact", "RCD kept"]
+    assert lines[2].split() == "batch prefix method steps ms/step tokens/s of limit x SeqD GiB".split()
+    assert [" ".join(line.split()[2:-6]) for line in lines[3:]] == ["SeqD", "RCD exact", "RCD kept"]
     assert "say little" in done.stderr
 
 
@@ -115,6 +115,18 @@ def test_all_methods_take_equally_many_steps() -> None:
     assert 5 <= figures[0].steps <= 6  # one of them may only store, until the engine knows the pace
 
 
+@pytest.mark.parametrize(("family", "window"), [("sdar", "d2f"), ("llada", "d2f"), ("llada", "prefix")])
+def test_every_window_is_measured(family: str, window: str) -> None:
+    """The methods take equally many steps; blocks in flight take fewer, for as many tokens."""
+    model = toy(family, seed=2, context=256).model
+    load = bench.Workload(block_length=8, prefix=32, blocks=3, tokens_per_step=2, window=window)
+    figures = bench.compare(model, load, bench.methods(), speed=1e10, repeats=1)
+    assert len({figure.steps for figure in figures}) == 1
+    assert all(figure.tokens_per_second > 0 for figure in figures)
+    alone = 3 * 4  # steps of three blocks, one after another
+    assert figures[0].steps < alone if window == "d2f" else figures[0].steps >= alone
+
+
 def test_what_a_step_must_read() -> None:
     model = random_model("sdar-tiny", torch.device("cpu"), torch.float32).model
     load = bench.Workload(block_length=8, batch=2, prefix=32, blocks=2)
@@ -129,6 +141,7 @@ def test_what_a_step_must_read() -> None:
         (["--tokens-per-step", "3"], "does not divide the block length 8"),
         (["--shape", "sdar-9b"], "sdar-1.7b, sdar-4b, sdar-8b, sdar-tiny, llada-8b"),
         (["--window", "dual"], "does not fit this checkpoint"),
+        (["--window", "prefix"], "does not fit this checkpoint"),
         (["--window", "all"], "unknown window"),
         (["--shape", "llada-8b", "--window", "blockwise"], "does not fit this checkpoint"),
         (["--prefix", "32768"], "but the model has 32768"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,11 +52,29 @@ def canvas(**settings: Any) -> DecodeConfig:
     return config(window="dual", carry_scope="block", **settings)
 
 
+def flying(**settings: Any) -> DecodeConfig:
+    return config(window="d2f", block_add_threshold=0.3, decoded_token_threshold=0.6, block_length=4, **settings)
+
+
+def suffix(**settings: Any) -> DecodeConfig:
+    return config(window="prefix", **settings)
+
+
 DRAWN: dict[str, dict[str, Any]] = {
     "1": {"temperature": 1.0},
     "1, untempered": {"temperature": 1.0, "confidence": "untempered", "top_p": 0.8},
     "0.7, top_k": {"temperature": 0.7, "top_k": 20},
     "0.7, top_k and top_p": {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "confidence": "tempered"},
+}
+
+
+EVERY: dict[str, tuple[str, Any]] = {
+    "blockwise": ("sdar", config),
+    "d2f": ("sdar", flying),
+    "d2f behind": ("llada", flying),
+    "dual": ("llada", canvas),
+    "prefix": ("llada", suffix),
+    "dream prefix": ("dream", suffix),
 }
 
 
@@ -125,21 +144,25 @@ def test_on_a_canvas_under_every_commit_rule(models: dict[str, rcd.Pipeline], ru
 
 @pytest.mark.parametrize("how", DRAWN)
 @pytest.mark.parametrize("carry", ["none", "residual", "soft_mask"])
-def test_drawn_tokens_are_the_plain_windows(models: dict[str, rcd.Pipeline], carry: str, how: str) -> None:
-    agree(models["sdar"], config(carry=carry, seed=5, **DRAWN[how]))
-    agree(models["llada"], canvas(carry=carry, seed=5, **DRAWN[how]), rows=(1, 2))
+@pytest.mark.parametrize("window", EVERY)
+def test_drawn_tokens_are_the_plain_windows(models: dict[str, rcd.Pipeline], window: str, carry: str, how: str) -> None:
+    family, made = EVERY[window]
+    agree(models[family], made(carry=carry, seed=5, **DRAWN[how]), rows=(1, 3))
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_drawn_under_every_commit_rule(models: dict[str, rcd.Pipeline], rule: str) -> None:
-    agree(models["sdar"], config(carry="residual", temperature=0.8, **RULES[rule]), rows=(2,))
-    agree(models["llada"], canvas(carry="residual", temperature=0.8, **RULES[rule]), rows=(2,))
+@pytest.mark.parametrize("window", EVERY)
+def test_drawn_under_every_commit_rule(models: dict[str, rcd.Pipeline], window: str, rule: str) -> None:
+    family, made = EVERY[window]
+    agree(models[family], made(carry="residual", temperature=0.8, **RULES[rule]), rows=(2,))
 
 
 @pytest.mark.parametrize("delta", ["exact", "kept"])
-def test_drawn_with_either_delta(models: dict[str, rcd.Pipeline], delta: str) -> None:
-    chosen = config(carry="residual", delta=delta, delta_tokens=8, delta_rank=4, temperature=0.8)
-    agree(models["sdar"], chosen, rows=(2,))
+@pytest.mark.parametrize("window", EVERY)
+def test_drawn_with_either_delta(models: dict[str, rcd.Pipeline], window: str, delta: str) -> None:
+    family, made = EVERY[window]
+    chosen = made(carry="residual", delta=delta, delta_tokens=8, delta_rank=4, temperature=0.8)
+    agree(models[family], chosen, rows=(2,))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +171,7 @@ def test_drawn_with_either_delta(models: dict[str, rcd.Pipeline], delta: str) ->
 @pytest.mark.parametrize("carry", ["none", "residual", "soft_mask"])
 @pytest.mark.parametrize("suppression", ["logits", "confidence"])
 def test_end_tokens_are_suppressed_as_in_the_plain_windows(suppression: str, carry: str, more: dict[str, Any]) -> None:
-    for family, window in (("sdar", config), ("llada", canvas)):
+    for family, window in EVERY.values():
         pipeline = keen(family)
         chosen = window(carry=carry, eos_suppression=suppression, **more)
         agree(pipeline, chosen, rows=(2,))
@@ -187,7 +210,7 @@ def test_the_compiled_bookkeeping_emits_the_same_tokens(
     """Traced as on a GPU, run by torch itself: the compiler's own kernels take minutes on a CPU."""
     chosen = config(carry="residual", **settings)
     served = engine(models["sdar"], chosen)
-    served._compile(backend="eager")
+    served.steps.compile(backend="eager")
     want = models["sdar"].generate(PROMPTS, chosen).sequences
     assert [one.ids for one in served.generate(asked())] == want
 
@@ -201,18 +224,34 @@ STARTS: dict[str, Residual] = {
 }
 
 
-@pytest.mark.parametrize("more", [{}, {"eos_early_stop": False}, {"temperature": 0.8}, {"commit": "topm"}], ids=str)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"eos_early_stop": False},
+        {"temperature": 0.8},
+        {"commit": "topm"},
+        {"delta": "kept", "delta_tokens": 8, "delta_rank": 4},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("start", STARTS)
-def test_a_start_of_the_targets_own_is_one_more_pass_a_block(
-    models: dict[str, rcd.Pipeline], start: str, more: dict[str, Any]
+@pytest.mark.parametrize("window", [*EVERY, "dream dual", "dual on the canvas", "prefix in the block"])
+def test_a_start_of_the_targets_own_is_one_more_pass(
+    models: dict[str, rcd.Pipeline], window: str, start: str, more: dict[str, Any]
 ) -> None:
-    """And it commits nothing, is no denoising step, and draws nothing."""
-    for family, window in (("sdar", config), ("llada", canvas)):
-        chosen = window(carry=STARTS[start], **more)
-        agree(models[family], chosen)
-        want, got = models[family].generate(PROMPTS, chosen).results, engine(models[family], chosen).generate(asked())
-        assert [one.counts.start for one in got] == [one.counts.start for one in want]
-        assert min(one.counts.start for one in got) > 0
+    """Of every block, or of the whole canvas once. It commits nothing, is no denoising step, and draws nothing."""
+    others: dict[str, tuple[str, Any]] = {
+        "dream dual": ("dream", partial(canvas, refresh_every=2)),
+        "dual on the canvas": ("llada", partial(config, window="dual", refresh_every=3)),
+        "prefix in the block": ("llada", partial(suffix, carry_scope="block")),
+    }
+    family, made = {**EVERY, **others}[window]
+    chosen = made(carry=STARTS[start], **more)
+    agree(models[family], chosen)
+    want, got = models[family].generate(PROMPTS, chosen).results, engine(models[family], chosen).generate(asked())
+    assert [one.counts.start for one in got] == [one.counts.start for one in want]
+    assert min(one.counts.start for one in got) > 0
 
 
 def test_such_a_start_waits_for_its_slot_and_keeps_what_is_asked(models: dict[str, rcd.Pipeline]) -> None:
@@ -231,14 +270,17 @@ def test_such_a_start_waits_for_its_slot_and_keeps_what_is_asked(models: dict[st
 @pytest.mark.parametrize(
     ("family", "chosen", "most"),
     [
-        ("sdar", config(carry="residual"), 11),
-        ("sdar", config(carry="residual", temperature=0.8), 11),
+        ("sdar", config(carry="residual"), 10),
+        ("sdar", config(carry="residual", temperature=0.8), 10),
+        ("sdar", config(carry=Residual(start="self")), 10),
+        ("llada", flying(carry="residual"), 10),
         ("llada", canvas(carry="residual"), 12),
+        ("dream", suffix(carry="residual"), 13),
     ],
 )
 def test_the_bookkeeping_is_compiled_once_for_all_sizes(family: str, chosen: DecodeConfig, most: int) -> None:
-    """Four functions, each for a row alone, with one slot or two, and for any other size; of a canvas, whole and not.
-    64 is also the width of the embeddings: a row that happens to be as long is no reason to compile again."""
+    """Four functions, each for a row alone, with one slot or two, and for any other size; of a canvas, whole, a block
+    and several. 64 is also the width of the embeddings: a row that happens to be as long compiles nothing anew."""
     torch._dynamo.reset()
     pipeline, made = exact(family), []
 
@@ -250,10 +292,10 @@ def test_the_bookkeeping_is_compiled_once_for_all_sizes(family: str, chosen: Dec
     want, counts, sizes = pipeline.generate(many, chosen).sequences, [], set()
     for rows, capacity in ((1, 48), (3, 48), (5, 56), (8, 64), (9, 64)):
         served = engine(pipeline, chosen, rows, capacity)
-        served._compile(backend=counting)
+        served.steps.compile(backend=counting)
         assert [one.ids for one in served.generate(asked(many))] == want
         counts.append(len(made))
-        sizes |= {(capacity, rows, *size) for size in served._units}
+        sizes |= {(capacity, rows, *size) for size in served.steps._units}
     assert counts[1:] == [counts[1]] * 4
     assert counts[-1] <= most < len(sizes)
 
@@ -265,8 +307,13 @@ def test_the_bookkeeping_is_compiled_once_for_all_sizes(family: str, chosen: Dec
         ("sdar", config(carry="residual")),
         ("sdar", config(carry="residual", delta="kept", delta_tokens=8, delta_rank=4)),
         ("sdar", config(carry="residual", temperature=0.8)),
+        ("sdar", flying(carry="residual")),
+        ("llada", flying(carry="residual")),
+        ("llada", flying(carry="residual", temperature=0.8)),
         ("llada", canvas(carry="residual")),
         ("llada", canvas(carry="residual", temperature=0.8, top_p=0.9)),
+        ("llada", suffix(carry="residual")),
+        ("dream", suffix(carry="residual", refresh_every=3)),
     ],
 )
 def test_in_fp32_a_request_is_the_same_to_the_last_bit_whoever_else_is_there(family: str, chosen: DecodeConfig) -> None:
@@ -281,9 +328,10 @@ def test_in_fp32_a_request_is_the_same_to_the_last_bit_whoever_else_is_there(fam
                 told[event.row].append(event.ids)
                 continue
             for k, row in enumerate(event.rows):
-                confidence = event.confidence[k].nan_to_num(-1.0).tolist()
-                alpha = None if event.alpha is None else event.alpha[k].tolist()
-                told.setdefault(row, []).append((event.number[k], confidence, alpha))
+                there = ~event.confidence[k].isnan()
+                alpha = None if event.alpha is None else event.alpha[k, there].tolist()
+                confidence = event.confidence[k, there].tolist()
+                told.setdefault(row, []).append((event.number[k], event.offsets[k], confidence, alpha))
         return told
 
     together = [traced(asked(), rows) for rows in (2, 3, 4)]
@@ -431,14 +479,12 @@ def test_large_vocabularies_keep_by_default() -> None:
 @pytest.mark.parametrize(
     ("family", "settings", "words"),
     [
-        ("sdar", {"window": "d2f"}, "window"),
+        ("llada", {"window": "bidirectional"}, "window"),
+        ("dream", {"window": "bidirectional"}, "window"),
         ("sdar", {"carry": Residual(start="self", t_res=0.8)}, "starts or lives"),
         ("sdar", {"carry": Residual(start="dirichlet")}, "starts or lives"),
         ("sdar", {"carry": Residual(start="reference")}, "starts or lives"),
         ("sdar", {"carry": Residual(source="reference")}, "starts or lives"),
-        ("llada", {"window": "dual", "carry": "residual"}, "carry_scope"),
-        ("llada", {"window": "dual", "refresh_every": 2}, "refresh_every"),
-        ("dream", {"window": "dual"}, "next position"),
     ],
 )
 def test_what_falls_to_the_plain_windows_is_refused_with_the_reason(
@@ -465,7 +511,13 @@ def spoilt(number: int, mask: int) -> Request:
 
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize(
-    ("family", "chosen"), [("sdar", config(carry="residual")), ("llada", canvas(carry="residual"))]
+    ("family", "chosen"),
+    [
+        ("sdar", config(carry="residual")),
+        ("llada", flying(carry="residual")),
+        ("llada", canvas(carry="residual")),
+        ("llada", suffix(carry="residual")),
+    ],
 )
 def test_a_bad_request_fails_alone(
     models: dict[str, rcd.Pipeline], family: str, chosen: DecodeConfig, number: int
@@ -491,7 +543,10 @@ def test_a_bad_request_costs_no_work(models: dict[str, rcd.Pipeline]) -> None:
 
 
 @pytest.mark.parametrize("carry", ["none", "residual", Residual(start="self")], ids=["none", "residual", "started"])
-@pytest.mark.parametrize(("family", "window"), [("sdar", config), ("llada", canvas)])
+@pytest.mark.parametrize(
+    ("family", "window"),
+    [("sdar", config), ("sdar", flying), ("llada", flying), ("llada", canvas), ("llada", suffix), ("dream", suffix)],
+)
 def test_logits_that_are_no_numbers_stop_their_row_alone(family: str, window: Any, carry: Any) -> None:
     pipeline, chosen = exact(family), window(carry=carry)
     want = pipeline.generate(PROMPTS[:3], chosen).sequences
@@ -538,10 +593,16 @@ def test_a_prefill_that_runs_out_of_memory_fails_alone(models: dict[str, rcd.Pip
     assert [one.ids for one in served.generate(asked())] == want
 
 
-@pytest.mark.parametrize("part", ["_step", "_settled"])
+@pytest.mark.parametrize("part", ["step", "settled"])
 @pytest.mark.parametrize("at", [1, 2, 6])
 @pytest.mark.parametrize(
-    ("family", "chosen"), [("sdar", config(carry="residual")), ("llada", canvas(carry="residual"))]
+    ("family", "chosen"),
+    [
+        ("sdar", config(carry="residual")),
+        ("sdar", flying(carry="residual")),
+        ("llada", canvas(carry="residual")),
+        ("llada", suffix(carry="residual")),
+    ],
 )
 def test_a_step_that_runs_out_of_memory_drops_the_rows_in_flight(
     models: dict[str, rcd.Pipeline], family: str, chosen: DecodeConfig, at: int, part: str
@@ -549,7 +610,7 @@ def test_a_step_that_runs_out_of_memory_drops_the_rows_in_flight(
     """Also behind the commit, when the rows are half updated."""
     want = models[family].generate(PROMPTS, chosen).sequences
     served, calls = engine(models[family], chosen), iter(range(1, 10**6))
-    setattr(served, part, once(getattr(served, part), lambda *_: next(calls) == at))
+    setattr(served.steps, part, once(getattr(served.steps, part), lambda *_: next(calls) == at))
     answers, failures = outcomes(served, asked())
     assert 1 <= len(failures) <= 2
     assert all("serve fewer rows" in message for message in failures.values())
@@ -571,7 +632,7 @@ def test_a_capture_that_fails_is_told_once_and_steps_run_without(
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", no_graph)
     served = engine(models["sdar"], chosen)
-    served.graphs = True
+    served.steps.graphs = True
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         got = [served.generate(asked()) for _ in range(2)]
@@ -667,8 +728,14 @@ def test_a_gpu_without_triton_says_so_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize(
     ("family", "more"),
-    [("sdar", {}), ("llada", {"window": "dual", "carry_scope": "block"})],
-    ids=["blockwise", "dual"],
+    [
+        ("sdar", {}),
+        ("sdar", {"window": "d2f"}),
+        ("llada", {"window": "d2f"}),
+        ("llada", {"window": "dual", "carry_scope": "block"}),
+        ("llada", {"window": "prefix"}),
+    ],
+    ids=["blockwise", "d2f", "d2f behind", "dual", "prefix"],
 )
 def test_a_pipeline_decodes_the_same_with_the_engine(family: str, more: dict[str, Any]) -> None:
     pipeline = exact(family)

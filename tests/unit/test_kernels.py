@@ -51,22 +51,26 @@ def slots() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("looking", [0, 1])
 @pytest.mark.parametrize("normed", [False, True])
-def test_rotation_and_storing(normed: bool, parts: int) -> None:
+def test_rotation_and_storing(normed: bool, looking: int, parts: int) -> None:
     qkv, cos, sin = normal(parts, N, Q, (H + 2 * G) * C), normal(T, C, seed=1), normal(T, C, seed=2)
     row, start, _ = slots()
     norms = (normal(C, seed=3), normal(C, seed=4), 1e-6) if normed else None
     results = []
     for ops in (fused, plain):
         keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
-        query = ops.rotate_store(qkv, keys, values, row, start, cos, sin, H, norms)
+        query = ops.rotate_store(qkv, keys, values, row, start, cos, sin, H, norms, looking)
         results.append((query, keys, values))
     same(results[0], results[1])
+    kept = normal(R, G, T, C, seed=5)[2, :, 8 : 8 + looking]
+    assert torch.equal(results[0][1][2, :, 8 : 8 + looking], kept)
 
 
+@pytest.mark.parametrize("looking", [0, 1])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("normed", [False, True])
-def test_projection_rotation_and_storing_in_one(normed: bool, biased: bool) -> None:
+def test_projection_rotation_and_storing_in_one(normed: bool, biased: bool, looking: int) -> None:
     wide = (H + 2 * G) * C
     x, weight, cos, sin = normal(N, Q, 32), normal(wide, 32, seed=7) / 5, normal(T, C, seed=1), normal(T, C, seed=2)
     bias = normal(wide, seed=8) if biased else None
@@ -75,7 +79,7 @@ def test_projection_rotation_and_storing_in_one(normed: bool, biased: bool) -> N
     results = []
     for ops in (partial(heads._together, tile=(16, 1, 1)), plain.project_store):
         keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
-        query = ops(x, weight, bias, keys, values, row, start, cos, sin, H, norms)
+        query = ops(x, weight, bias, keys, values, row, start, cos, sin, H, norms, looking=looking)
         results.append((query, keys, values))
     same(results[0], results[1], 1e-4 if DEVICE == "cpu" else 2e-2)  # tf32 on a GPU
 
