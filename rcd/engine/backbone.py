@@ -123,9 +123,9 @@ class Backbone:
         x = ops.rms_norm(stream, self.layers[0].before, self.eps)
         after = [*(layer.before for layer in self.layers[1:]), self.norm]
         for layer, norm, (keys, values) in zip(self.layers, after, cache.store, strict=True):
-            query = ops.project_store(
-                x, layer.qkv, layer.qkv_bias, keys, values, slots.row, slots.start, cos, sin, self.heads, layer.norms,
-                slots.looking,
+            query = ops.rotate_store(
+                ops.partial(x, layer.qkv, layer.qkv_bias), keys, values, slots.row, slots.start, cos, sin, self.heads,
+                layer.norms, slots.looking,
             )  # fmt: skip
             x = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
             stream, x = ops.add_norm(ops.partial(x, layer.out, layer.out_bias), stream, layer.after, self.eps)

@@ -31,8 +31,7 @@ def foresee(at):
 
 @triton.jit
 def begin(PDL: tl.constexpr):
-    """The next kernel may begin; what the one before has written may be read from here on. What was written earlier
-    may be read at once: a product lets no other kernel begin before those ahead of it have ended."""
+    """The next kernel may begin; what the one before has written may be read from here on."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from rcd.kernels.launching import begin, foresee, launch
+from rcd.kernels.launching import begin, launch
 
 
 @triton.jit
@@ -66,6 +66,7 @@ def _rotate_store(
     LOOKING: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A bunch of heads of one token; the product's parts are added up."""
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BUNCH + tl.arange(0, BUNCH)
     slot = token // Q
@@ -77,7 +78,6 @@ def _rotate_store(
     cb = tl.load(cos + position * C + HALF + low).to(tl.float32)[None, :]
     sa = tl.load(sin + position * C + low).to(tl.float32)[None, :]
     sb = tl.load(sin + position * C + HALF + low).to(tl.float32)[None, :]
-    begin(PDL)
     there = (head < H + 2 * G)[:, None]
     source = qkv + (token * (H + 2 * G) + head)[:, None] * C + low[None, :]
     kind = q_out.dtype.element_ty
@@ -136,6 +136,7 @@ def _attend(
     SPLIT: tl.constexpr, EXACT: tl.constexpr, ORDERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One tile of (token, head of the group) pairs against one part of the row's keys; parts are joined afterwards."""
+    begin(PDL)
     GROUP: tl.constexpr = H // G
     tile, group = tl.program_id(0), tl.program_id(1)
     slot, part = tl.program_id(2) // SPLITS, tl.program_id(2) % SPLITS
@@ -154,13 +155,6 @@ def _attend(
     first = part * share
     last = tl.minimum(first + share, most)
     base = (row * G + group) * T
-    if PDL:
-        for k in range(first, last, TILE_K):
-            place = tl.minimum(k + tl.arange(0, TILE_K), last - 1)
-            line = (base + place)[:, None] * C + tl.arange(0, C // 64)[None, :] * 64
-            foresee(keys + line)
-            foresee(values + line)
-    begin(PDL)
     q = tl.load(query + at, mask=real[:, None], other=0.0)
     top = tl.full((TILE_M,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_M,), tl.float32)

@@ -13,8 +13,8 @@ from torch.nn import functional
 from rcd.residual.summary import expected_embedding, probabilities, project, summarise
 
 __all__ = [
-    "add_norm", "attend", "expected_embedding", "gated", "linear", "partial", "probabilities", "project",
-    "project_store", "rms_norm", "rotate_store", "silu_mul", "summarise",
+    "add_norm", "attend", "expected_embedding", "gated", "linear", "partial", "probabilities", "project", "rms_norm",
+    "rotate_store", "silu_mul", "summarise",
 ]  # fmt: skip
 
 
@@ -77,16 +77,6 @@ def rotate_store(
     keys_RGTC[row, :, place] = _rotated(key, cos, sin)[:, looking:]
     values_RGTC[row, :, place] = value[:, looking:]
     return _rotated(query, cos, sin)
-
-
-def project_store(
-    x_NQD: Tensor, weight: Tensor, bias: Tensor | None, keys_RGTC: Tensor, values_RGTC: Tensor, row_N: Tensor,
-    start_N: Tensor, cos_TC: Tensor, sin_TC: Tensor, heads: int, norms: tuple[Tensor, Tensor, float] | None = None,
-    looking: int = 0,
-) -> Tensor:  # fmt: skip
-    """The product that makes q, k and v, and `rotate_store` of it."""
-    parts = partial(x_NQD, weight, bias)
-    return rotate_store(parts, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, heads, norms, looking)
 
 
 def attend(

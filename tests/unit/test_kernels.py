@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from rcd.kernels import fused, heads, layers, plain
+from rcd.kernels import fused, layers, plain
 from rcd.residual.summary import Tail
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -65,23 +64,6 @@ def test_rotation_and_storing(normed: bool, looking: int, parts: int) -> None:
     same(results[0], results[1])
     kept = normal(R, G, T, C, seed=5)[2, :, 8 : 8 + looking]
     assert torch.equal(results[0][1][2, :, 8 : 8 + looking], kept)
-
-
-@pytest.mark.parametrize("looking", [0, 1])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("normed", [False, True])
-def test_projection_rotation_and_storing_in_one(normed: bool, biased: bool, looking: int) -> None:
-    wide = (H + 2 * G) * C
-    x, weight, cos, sin = normal(N, Q, 32), normal(wide, 32, seed=7) / 5, normal(T, C, seed=1), normal(T, C, seed=2)
-    bias = normal(wide, seed=8) if biased else None
-    norms = (normal(C, seed=3), normal(C, seed=4), 1e-6) if normed else None
-    row, start, _ = slots()
-    results = []
-    for ops in (partial(heads._together, tile=(16, 1, 1)), plain.project_store):
-        keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
-        query = ops(x, weight, bias, keys, values, row, start, cos, sin, H, norms, looking=looking)
-        results.append((query, keys, values))
-    same(results[0], results[1], 1e-4 if DEVICE == "cpu" else 2e-2)  # tf32 on a GPU
 
 
 @pytest.mark.parametrize("splits", [1, 4])
