@@ -143,7 +143,7 @@ def test_on_a_canvas_under_every_commit_rule(models: dict[str, rcd.Pipeline], ru
 
 
 @pytest.mark.parametrize("how", DRAWN)
-@pytest.mark.parametrize("carry", ["none", "residual", "soft_mask"])
+@pytest.mark.parametrize("carry", ["none", "residual"])
 @pytest.mark.parametrize("window", EVERY)
 def test_drawn_tokens_are_the_plain_windows(models: dict[str, rcd.Pipeline], window: str, carry: str, how: str) -> None:
     family, made = EVERY[window]
@@ -166,9 +166,9 @@ def test_drawn_with_either_delta(models: dict[str, rcd.Pipeline], window: str, d
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"temperature": 0.8}, {"delta": "kept", "delta_tokens": 8, "delta_rank": 4}], ids=str
+    "more", [{}, {"temperature": 0.8, "delta": "kept", "delta_tokens": 8, "delta_rank": 4}], ids=["greedy", "drawn"]
 )
-@pytest.mark.parametrize("carry", ["none", "residual", "soft_mask"])
+@pytest.mark.parametrize("carry", ["none", "residual"])
 @pytest.mark.parametrize("suppression", ["logits", "confidence"])
 def test_end_tokens_are_suppressed_as_in_the_plain_windows(suppression: str, carry: str, more: dict[str, Any]) -> None:
     for family, window in EVERY.values():
@@ -203,7 +203,7 @@ def test_a_requests_draws_are_its_seeds_own(models: dict[str, rcd.Pipeline]) -> 
     assert alone.ids == got[4]
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "top_k": 30}], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("settings", [{"temperature": 0.8, "top_k": 30}], ids=["drawn"])
 def test_the_compiled_bookkeeping_emits_the_same_tokens(
     models: dict[str, rcd.Pipeline], settings: dict[str, Any]
 ) -> None:
@@ -224,19 +224,21 @@ STARTS: dict[str, Residual] = {
 }
 
 
+BEGUN = [*EVERY, "dream dual", "dual on the canvas", "prefix in the block"]
+DRAWN_KEPT = {"temperature": 0.8, "delta": "kept", "delta_tokens": 8, "delta_rank": 4}
+
+
 @pytest.mark.parametrize(
-    "more",
+    ("window", "start", "more"),
     [
-        {},
-        {"eos_early_stop": False},
-        {"temperature": 0.8},
-        {"commit": "topm"},
-        {"delta": "kept", "delta_tokens": 8, "delta_rank": 4},
+        *((window, "plain", {}) for window in BEGUN),
+        *((window, "both", DRAWN_KEPT) for window in BEGUN),
+        ("blockwise", "t_res", {"eos_early_stop": False}),
+        ("dual", "top1", {"commit": "topm"}),
+        ("d2f", "fixed", {"eos_early_stop": False}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("window", [*EVERY, "dream dual", "dual on the canvas", "prefix in the block"])
 def test_a_start_of_the_targets_own_is_one_more_pass(
     models: dict[str, rcd.Pipeline], window: str, start: str, more: dict[str, Any]
 ) -> None:
@@ -271,11 +273,8 @@ def test_such_a_start_waits_for_its_slot_and_keeps_what_is_asked(models: dict[st
     ("family", "chosen", "most"),
     [
         ("sdar", config(carry="residual"), 10),
-        ("sdar", config(carry="residual", temperature=0.8), 10),
-        ("sdar", config(carry=Residual(start="self")), 10),
         ("llada", flying(carry="residual"), 10),
         ("llada", canvas(carry="residual"), 12),
-        ("dream", suffix(carry="residual"), 13),
     ],
 )
 def test_the_bookkeeping_is_compiled_once_for_all_sizes(family: str, chosen: DecodeConfig, most: int) -> None:
