@@ -33,7 +33,9 @@ def decode(
     window: Annotated[str | None, typer.Option(help="blockwise or d2f (SDAR); dual, prefix or d2f (LLaDA).")] = None,
     carry: Annotated[str | None, typer.Option(help="none or residual; by default both.")] = None,
     delta: Annotated[str | None, typer.Option(help="Of the residual: exact or kept; by default both.")] = None,
-    growth: Annotated[str, typer.Option(help="none, or a row for each size: batch (1-128) or prefix.")] = "none",
+    growth: Annotated[
+        str, typer.Option(help="none, or a row for each size: batch (1-128) or prefix (64-16,384).")
+    ] = "none",
     stock: Annotated[bool, typer.Option("--stock", help="Also time the stock eager forward of a block.")] = False,
     repeats: Annotated[int, typer.Option(help="Runs, of which the median counts.")] = 3,
     device: opt.Device = "auto",
@@ -57,6 +59,8 @@ def decode(
     load = bench.Workload(block_length, batch, prefix, tokens_per_step, blocks, window or usual)
     load.check(settings)
     warn_of_cpu(place)
+    if place.type != "cuda" and shape in SHAPES.split(", ")[:-1]:
+        note(f"a model of the size of {shape} takes minutes and much memory on a CPU; --shape sdar-tiny takes seconds")
     model = model_for(shape, place, dtype)
     points, speed = list(load.grown(growth, settings)), bench.bandwidth(place)
     if not as_json:

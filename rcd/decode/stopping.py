@@ -6,6 +6,7 @@ Shapes: B rows, P positions.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -63,6 +64,10 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: ModelSettings, new_to
     """Refuse, before any work, what cannot be decoded. `block_length` 1: the canvas is not rounded to a grid."""
     for number, prompt in enumerate(prompts):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
+        if not all(isinstance(token, Integral) for token in prompt):
+            raise RCDError(
+                f"{which} must be token ids, a list of whole numbers; `Pipeline.encode` makes them of a text."
+            )
         if not len(prompt):
             raise RCDError(f"{which} is empty; give at least one token.")
         bad = next((token for token in prompt if not 0 <= token < model.vocab_size), None)

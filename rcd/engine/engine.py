@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rcd.carry.residual import Residual
-from rcd.decode.config import CACHED, DecodeConfig
+from rcd.decode.config import CACHED, DecodeConfig, fitting
 from rcd.decode.events import Counts, Event, Failed, Finished, Step
 from rcd.decode.step import Rules
 from rcd.decode.stopping import check_prompts, cut
@@ -46,11 +46,12 @@ def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
     if misfit(model):
         return misfit(model)
     if config.window not in WINDOWS:
-        return f"the window {config.window!r} is not one of {', '.join(map(repr, WINDOWS))}"
+        able = [window for window in fitting(model.settings) if window in WINDOWS]
+        return f"the window {config.window!r} is not one of those that it has for this model, {', '.join(able)}"
     if model.settings.shift and config.window not in CACHED:
         return "outputs predict the next position, and the one before a block is in the cache"
     if isinstance(carry, Residual) and (carry.source != "self" or carry.start != "zero") and not carry.starts_itself:
-        return "the residual starts or lives by something else than predictions of a step's kind"
+        return "the residual starts or lives by a reference, a Dirichlet draw or another T_res than the steps'"
     return None
 
 
@@ -184,8 +185,8 @@ class Engine:
         row = next((row for row in range(self.cache.rows) if row not in self._serving), None)
         if row is None:
             return Failed(request.number, f"all {self.cache.rows} rows are taken; `run` lets requests wait for one.")
-        prompt = list(request.prompt)
         try:
+            prompt = list(request.prompt) if isinstance(request.prompt, Iterable) else [request.prompt]
             self._check(request, prompt)
             self._enter(row, request, prompt, passes=self._prefill(prompt, row))
         except RCDError as error:

@@ -10,11 +10,15 @@ from typing import Any
 
 import torch
 
+from rcd.errors import one_of
+
 
 def parts_for(device: torch.device) -> Any:
     """The fused kernels on a GPU that has Triton, else the plain twins; said once where a GPU goes without. With
     RCD_KERNELS=plain or fused the choice is yours."""
     wish = os.environ.get("RCD_KERNELS")
+    if wish:
+        one_of("RCD_KERNELS", wish, ("plain", "fused"))
     if wish == "plain" or (device.type != "cuda" and wish != "fused"):
         return import_module("rcd.kernels.plain")
     try:

@@ -533,6 +533,14 @@ def test_a_bad_request_fails_alone(
     assert str(caught.value) == failures[99]
 
 
+@pytest.mark.parametrize("prompt", [[5, None], [1.5, 2], "text", None, [[1, 2]]], ids=str)
+def test_a_prompt_that_is_no_list_of_ids_fails_alone(models: dict[str, rcd.Pipeline], prompt: Any) -> None:
+    served = engine(models["sdar"], config())
+    answers, failures = outcomes(served, [Request(0, PROMPTS[0], NEW), Request(1, prompt, NEW)])
+    assert list(answers) == [0]
+    assert "token ids" in failures[1]
+
+
 def test_a_bad_request_costs_no_work(models: dict[str, rcd.Pipeline]) -> None:
     served = engine(models["sdar"], config())
     _, failures = outcomes(served, [Request(0, [7] * 60, NEW)])
