@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM
 
+COUNTS = 4096
+"""Counters of a product's parts: as many as a width has tiles, and more."""
 BACKBONES = ("Qwen3Model", "Qwen2Model", "LlamaModel")
 
 
@@ -67,6 +69,7 @@ class Cache:
         shape = (config.num_hidden_layers, 2, rows + 1, config.num_key_value_heads, capacity, head)
         self.rows, self.capacity = rows, capacity
         self.store = torch.zeros(shape, dtype=model.codebook.dtype, device=model.device)
+        self.counts = torch.zeros(COUNTS, dtype=torch.int32, device=model.device)
 
 
 def position_bytes(model: DiffusionLM) -> int:
@@ -120,18 +123,17 @@ class Backbone:
         """The output after the final norm, [N, Q, D]."""
         ops, (cos, sin) = self.parts, self.turns(cache.capacity)
         stream = embeds_NQD
-        x = ops.rms_norm(stream, self.layers[0].before, self.eps)
+        x = ops.Normed(ops.rms_norm(stream, self.layers[0].before, self.eps))
         after = [*(layer.before for layer in self.layers[1:]), self.norm]
         for layer, norm, (keys, values) in zip(self.layers, after, cache.store, strict=True):
             query = ops.rotate_store(
-                ops.partial(x, layer.qkv, layer.qkv_bias), keys, values, slots.row, slots.start, cos, sin, self.heads,
+                ops.linear(x, layer.qkv, layer.qkv_bias), keys, values, slots.row, slots.start, cos, sin, self.heads,
                 layer.norms, slots.looking,
             )  # fmt: skip
-            x = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
-            stream, x = ops.add_norm(ops.partial(x, layer.out, layer.out_bias), stream, layer.after, self.eps)
-            down = ops.partial(ops.gated(x, layer.gate_up), layer.down)
-            stream, x = ops.add_norm(down, stream, norm, self.eps)
-        normed: Tensor = x
+            mixed = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
+            stream, x = ops.added(mixed, layer.out, layer.out_bias, stream, layer.after, self.eps, cache.counts)
+            stream, x = ops.added(ops.gated(x, layer.gate_up), layer.down, None, stream, norm, self.eps, cache.counts)
+        normed: Tensor = ops.rms_norm(stream, self.norm, self.eps)
         return normed
 
 

@@ -6,6 +6,8 @@ G key/value heads, C head dimension, T cache length.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,14 +15,32 @@ from torch.nn import functional
 from rcd.residual.summary import expected_embedding, probabilities, project, summarise
 
 __all__ = [
-    "add_norm", "attend", "expected_embedding", "gated", "linear", "partial", "probabilities", "project", "rms_norm",
-    "rotate_store", "silu_mul", "summarise",
+    "Normed", "add_norm", "added", "attend", "expected_embedding", "gated", "linear", "probabilities", "project",
+    "rms_norm", "rotate_store", "silu_mul", "summarise",
 ]  # fmt: skip
 
 
-def linear(x_NQD: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+class Normed(NamedTuple):
+    """Tokens on their way into a product: normed, or with the norm's division still to be done (behind the product,
+    since a factor of a token is one of all its outputs)."""
+
+    value: Tensor
+    """[..., D]"""
+    squares: Tensor | None = None
+    """[parts, M] every token's sum of squares, to be added up, where the division is still to be done."""
+    eps: float = 0.0
+
+    def finished(self) -> Tensor:
+        if self.squares is None:
+            return self.value
+        mean = self.squares.sum(0).view(*self.value.shape[:-1], 1) / self.value.shape[-1]
+        return (self.value * torch.rsqrt(mean + self.eps)).to(self.value.dtype)
+
+
+def linear(x_NQD: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Slot by slot, so that a slot's numbers do not depend on how many others there are."""
-    return torch.stack([functional.linear(x, weight, bias) for x in x_NQD])
+    value = x_NQD.finished() if isinstance(x_NQD, Normed) else x_NQD
+    return torch.stack([functional.linear(x, weight, bias) for x in value])
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,22 +48,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def partial(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A product as parts [S, ...] that are still to be added up; here one."""
-    return linear(x, weight, bias)[None]
-
-
-def add_norm(parts: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """(the residual stream with a product in parts added, its norm)."""
-    stream = stream + _whole(parts, stream)
+def add_norm(x: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(the residual stream with x added, its norm)."""
+    stream = stream + x
     return stream, rms_norm(stream, weight, eps)
 
 
-def _whole(parts: Tensor, like: Tensor) -> Tensor:
-    return parts[0] if len(parts) == 1 else parts.sum(0).to(like.dtype)
+def added(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor, norm: Tensor, eps: float, counts: Tensor
+) -> tuple[Tensor, Normed]:
+    """(the residual stream with a product added, its norm)."""
+    stream, normed = add_norm(linear(x, weight, bias), stream, norm, eps)
+    return stream, Normed(normed)
 
 
-def gated(x: Tensor, gate_up: Tensor) -> Tensor:
+def gated(x: Tensor | Normed, gate_up: Tensor) -> Tensor:
     """silu(x gate) * (x up); both matrices in one, gate first."""
     return silu_mul(linear(x, gate_up))
 
@@ -54,7 +73,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def rotate_store(
-    parts_SNQX: Tensor,
+    qkv_NQX: Tensor,
     keys_RGTC: Tensor,
     values_RGTC: Tensor,
     row_N: Tensor,
@@ -65,10 +84,10 @@ def rotate_store(
     norms: tuple[Tensor, Tensor, float] | None = None,
     looking: int = 0,
 ) -> Tensor:
-    """Split q, k and v (a product in parts), norm q and k (Qwen3), turn them to their positions, and write k and v to
+    """Split q, k and v, norm q and k (Qwen3), turn them to their positions, and write k and v to
     the cache, where position is slot, but for the first `looking` tokens of every slot. Returns q [N, Q, H, C]."""
-    (_, n, q, _), (_, groups, _, c) = parts_SNQX.shape, keys_RGTC.shape
-    query, key, value = _whole(parts_SNQX, keys_RGTC).view(n, q, -1, c).split((heads, groups, groups), dim=2)
+    (n, q, _), (_, groups, _, c) = qkv_NQX.shape, keys_RGTC.shape
+    query, key, value = qkv_NQX.view(n, q, -1, c).split((heads, groups, groups), dim=2)
     if norms is not None:
         query, key = rms_norm(query, norms[0], norms[2]), rms_norm(key, norms[1], norms[2])
     position = start_N[:, None].long() + torch.arange(q, device=start_N.device)

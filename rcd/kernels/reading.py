@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from rcd.kernels.launching import begin, launch
 from rcd.residual.summary import PER_CHUNK, Reading, Tail, chunk_for, line_for
 
 
@@ -34,10 +35,11 @@ def _value_of(key):
 @triton.jit
 def _read(
     logits, keys, tops, sums, moments, V, never, inverse_t, PARTS,
-    CHUNK: tl.constexpr, LINE: tl.constexpr, KEPT: tl.constexpr, TEMPERED: tl.constexpr,
+    CHUNK: tl.constexpr, LINE: tl.constexpr, KEPT: tl.constexpr, TEMPERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A chunk of one row: its largest logit, sums of exp(z) and z exp(z) relative to it, its KEPT largest keys and,
     ahead of them, that of the largest but `never`."""
+    begin(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     number = tl.arange(0, CHUNK)
     at = ((number // LINE) * PARTS + part) * LINE + number % LINE
@@ -67,8 +69,10 @@ def _read(
 def _finish(
     keys, tops, sums, moments, token, log_p, normaliser, peak, entropy, kept_p, kept_ids, inverse_t, PARTS, V,
     ROUND: tl.constexpr, KEPT: tl.constexpr, KEEP: tl.constexpr, POOL: tl.constexpr, TEMPERED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One row: join the chunks."""
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, ROUND)
     there = part < PARTS
@@ -128,19 +132,20 @@ def summarise(
     tempered, inverse = t_res != 1.0, 1.0 / t_res
     _read[(p, parts)](
         logits_PV, keys, tops, sums, moments, v, never, inverse, parts,
-        CHUNK=chunk, LINE=line_for(chunk, per_chunk), KEPT=kept, TEMPERED=tempered, num_warps=4,
+        CHUNK=chunk, LINE=line_for(chunk, per_chunk), KEPT=kept, TEMPERED=tempered, num_warps=4, **launch(),
     )  # fmt: skip
     _finish[(p,)](
         keys, tops, sums, moments, token, log_p, normaliser, peak, entropy, kept_p, ids, inverse, parts, v,
         ROUND=triton.next_power_of_2(parts), KEPT=kept, KEEP=keep, TEMPERED=tempered,
-        POOL=max(triton.next_power_of_2(parts * max(kept, 1)), max(keep, 1)), num_warps=8,
+        POOL=max(triton.next_power_of_2(parts * max(kept, 1)), max(keep, 1)), num_warps=8, **launch(),
     )  # fmt: skip
     return Reading(token, log_p, normaliser, peak, entropy, kept_p, ids)
 
 
 @triton.jit
 def _project(logits, normaliser, coordinates, out, P, V, R, SHARE, ROWS: tl.constexpr, TILE: tl.constexpr,
-             WIDE: tl.constexpr, EXACT: tl.constexpr):  # fmt: skip
+             WIDE: tl.constexpr, EXACT: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    begin(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = rows < P
     part, direction = tl.program_id(1), tl.arange(0, WIDE)
@@ -168,6 +173,16 @@ def _project(logits, normaliser, coordinates, out, P, V, R, SHARE, ROWS: tl.cons
     tl.store(target, place, mask=real[:, None] & (direction < R)[None, :])
 
 
+@triton.jit
+def _add_up(source, out, P, R, COUNT, PARTS: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr):
+    """One row [R] of all parts."""
+    begin(PDL)
+    row, part, r = tl.program_id(0), tl.arange(0, PARTS), tl.arange(0, WIDE)
+    there = (part < COUNT)[:, None] & (r < R)[None, :]
+    found = tl.load(source + (part[:, None] * P + row) * R + r[None, :], mask=there, other=0.0)
+    tl.store(out + row * R + r, tl.sum(found, axis=0), mask=r < R)
+
+
 def project(logits_PV: Tensor, normaliser_P: Tensor, coordinates_VR: Tensor) -> Tensor:
     (p, v), r, tile = logits_PV.shape, coordinates_VR.shape[1], 128
     parts = min(192, triton.cdiv(v, tile))
@@ -176,16 +191,20 @@ def project(logits_PV: Tensor, normaliser_P: Tensor, coordinates_VR: Tensor) -> 
     _project[(triton.cdiv(p, 16), parts)](
         logits_PV, normaliser_P, coordinates_VR, out, p, v, r, share,
         ROWS=16, TILE=tile, WIDE=max(16, triton.next_power_of_2(r)), EXACT=coordinates_VR.dtype == torch.float32,
-        num_warps=4,
+        num_warps=4, **launch(),
     )  # fmt: skip
-    return out.sum(0)
+    place = torch.empty(p, r, dtype=torch.float32, device=logits_PV.device)
+    width = triton.next_power_of_2(r)
+    _add_up[(p,)](out, place, p, r, parts, PARTS=triton.next_power_of_2(parts), WIDE=width, num_warps=4, **launch())
+    return place
 
 
 @triton.jit
 def _expected(
     p_of, ids_of, place_of, codebook, mean, coordinates, directions, out, D, R,
-    K: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    K: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     at, k, r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, K), tl.arange(0, WIDE)
     keep = at < D
@@ -208,13 +227,14 @@ def expected_embedding(p_PK: Tensor, ids_PK: Tensor, place_PR: Tensor, codebook_
     block = min(128, triton.next_power_of_2(d))
     _expected[(p, triton.cdiv(d, block))](
         p_PK, ids_PK, place_PR, codebook_VD, tail.mean, tail.coordinates, tail.directions, out, d, r,
-        K=k, WIDE=triton.next_power_of_2(r), BLOCK=block, num_warps=2,
+        K=k, WIDE=triton.next_power_of_2(r), BLOCK=block, num_warps=2, **launch(),
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _probabilities(logits, normaliser, out, V, BLOCK: tl.constexpr):
+def _probabilities(logits, normaliser, out, V, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     z = tl.load(logits + row * V + at, mask=at < V, other=float("-inf")).to(tl.float32)
@@ -225,5 +245,5 @@ def _probabilities(logits, normaliser, out, V, BLOCK: tl.constexpr):
 def probabilities(logits_PV: Tensor, normaliser_P: Tensor, kind: torch.dtype) -> Tensor:
     p, v = logits_PV.shape
     out = torch.empty(p, v, dtype=kind, device=logits_PV.device)
-    _probabilities[(p, triton.cdiv(v, 4096))](logits_PV, normaliser_P, out, v, BLOCK=4096, num_warps=8)
+    _probabilities[(p, triton.cdiv(v, 4096))](logits_PV, normaliser_P, out, v, BLOCK=4096, num_warps=8, **launch())
     return out
