@@ -204,8 +204,8 @@ def drawn_by(rows: Rows, seen: Seen, row: Tensor, block: Tensor, terms: Terms) -
 
 def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
     """[R + 1] the rows whose logits were no numbers."""
-    bad = torch.zeros_like(rows.start).index_add(0, made.row, (~outcome.finite).long())
-    return made.going & (bad > 0)
+    theirs = made.row == rows.number[:, None]  # compared, not added up: that would be a sort and ten kernels more
+    return made.going & (theirs & ~outcome.finite).any(1)
 
 
 def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tensor, Tensor]:
