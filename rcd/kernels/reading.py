@@ -33,18 +33,38 @@ def _value_of(key):
 
 
 @triton.jit
+def _id_of(number, part, PARTS, LINE: tl.constexpr):
+    """The id at a place of a chunk; it rises with the place."""
+    return ((number // LINE) * PARTS + part) * LINE + number % LINE
+
+
+@triton.jit
+def _widened(key, least, part, PARTS, LINE: tl.constexpr, NARROW: tl.constexpr):
+    """A key of 16 bits of value and 16 of place as one of value and id."""
+    if NARROW:
+        short = key >> 16
+        short = tl.where(short < 0, short ^ 0x7FFF, short)
+        wide = _ordered((short << 16).to(tl.float32, bitcast=True), _id_of(0xFFFF - (key & 0xFFFF), part, PARTS, LINE))
+        return tl.where(key == least, -0x7FFFFFFFFFFFFFFF, wide)
+    else:
+        return key
+
+
+@triton.jit
 def _read(
     logits, keys, tops, sums, moments, V, never, inverse_t, PARTS,
-    CHUNK: tl.constexpr, LINE: tl.constexpr, KEPT: tl.constexpr, TEMPERED: tl.constexpr, PDL: tl.constexpr,
+    CHUNK: tl.constexpr, LINE: tl.constexpr, KEPT: tl.constexpr, TEMPERED: tl.constexpr, NARROW: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A chunk of one row: its largest logit, sums of exp(z) and z exp(z) relative to it, its KEPT largest keys and,
     ahead of them, that of the largest but `never`."""
     begin(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     number = tl.arange(0, CHUNK)
-    at = ((number // LINE) * PARTS + part) * LINE + number % LINE
+    at = _id_of(number, part, PARTS, LINE)
     inside = at < V
-    z = tl.load(logits + row * V + at, mask=inside, other=float("-inf")).to(tl.float32)
+    given = tl.load(logits + row * V + at, mask=inside, other=float("-inf"))
+    z = given.to(tl.float32)
     mark = row * PARTS + part
     top = tl.max(z, axis=0)
     gap = tl.where(z == float("-inf"), 0.0, z - top)
@@ -56,13 +76,20 @@ def _read(
         e = tl.where(z == float("-inf"), 0.0, tl.exp(gap))
         tl.store(sums + 2 * mark + 1, tl.sum(e, axis=0))
     tl.store(moments + mark, tl.sum(e * gap, axis=0))
-    key = _ordered(z, at)
-    key = tl.where(inside, key, -0x7FFFFFFFFFFFFFFF)
-    tl.store(keys + mark * (KEPT + 1), tl.max(tl.where(at == never, -0x7FFFFFFFFFFFFFFF, key), axis=0))
+    if NARROW:  # half as much work: what is kept is looked for by 16 bits of value and 16 of place
+        short = given.to(tl.int16, bitcast=True).to(tl.int32)
+        key = (tl.where(short < 0, short ^ 0x7FFF, short) << 16) | (0xFFFF - number)
+        least = tl.full((), -0x80000000, tl.int32)
+    else:
+        key = _ordered(z, at)
+        least = tl.full((), -0x7FFFFFFFFFFFFFFF, tl.int64)
+    key = tl.where(inside, key, least)
+    best = tl.max(tl.where(at == never, least, key), axis=0)
+    tl.store(keys + mark * (KEPT + 1), _widened(best, least, part, PARTS, LINE, NARROW))
     for k in tl.static_range(KEPT):
         best = tl.max(key, axis=0)
-        tl.store(keys + mark * (KEPT + 1) + 1 + k, best)
-        key = tl.where(key == best, -0x7FFFFFFFFFFFFFFF, key)
+        tl.store(keys + mark * (KEPT + 1) + 1 + k, _widened(best, least, part, PARTS, LINE, NARROW))
+        key = tl.where(key == best, least, key)
 
 
 @triton.jit
@@ -132,7 +159,8 @@ def summarise(
     tempered, inverse = t_res != 1.0, 1.0 / t_res
     _read[(p, parts)](
         logits_PV, keys, tops, sums, moments, v, never, inverse, parts,
-        CHUNK=chunk, LINE=line_for(chunk, per_chunk), KEPT=kept, TEMPERED=tempered, num_warps=4, **launch(),
+        CHUNK=chunk, LINE=line_for(chunk, per_chunk), KEPT=kept, TEMPERED=tempered,
+        NARROW=logits_PV.dtype == torch.bfloat16, num_warps=4, **launch(),
     )  # fmt: skip
     _finish[(p,)](
         keys, tops, sums, moments, token, log_p, normaliser, peak, entropy, kept_p, ids, inverse, parts, v,
