@@ -202,7 +202,7 @@ class Pipeline:
         self, rows: list[list[int]], config: DecodeConfig, seeds: Sequence[int], watch: bool
     ) -> Iterator[Event]:
         """By the engine, which is kept for the next call of the same kind: what it has compiled and captured stays."""
-        check_prompts(rows, self.settings, config.new_tokens, config.grid(self.settings))
+        check_prompts(rows, self.settings, config.new_tokens, *config.rounding(self.settings))
         grid = config.grid(self.settings)
         needed = max(-(-(len(row) + config.new_tokens) // grid) * grid for row in rows)
         length = config.max_new_tokens if config.window in CACHED else None  # a block's engine is for any length
@@ -320,7 +320,7 @@ def check_reference(target: Pipeline, reference: Pipeline, prompts: list[list[in
         )
     assert config.block_length is not None
     try:
-        check_prompts(prompts, replace(theirs, mask_token_id=-1), config.new_tokens, config.grid(ours))
+        check_prompts(prompts, replace(theirs, mask_token_id=-1), config.new_tokens, *config.rounding(ours))
     except RCDError as error:
         raise RCDError(f"the reference cannot read this: {error}") from error
 

@@ -170,6 +170,12 @@ class DecodeConfig:
         """Positions come in whole blocks of so many where attention is block-causal, else one by one."""
         return (self.block_length or 1) if model.attention == "block_causal" else 1
 
+    def rounding(self, model: ModelSettings) -> tuple[int, int]:
+        """(the blocks that positions come in, those that new tokens come in): D2F's begin behind the prompt where
+        attention is not block-causal, and the last one is a whole one."""
+        behind = self.window == "d2f" and model.attention != "block_causal"
+        return self.grid(model), (self.block_length or 1) if behind else 1
+
     def keeps(self, vocabulary: int) -> bool:
         """Whether delta keeps only the most probable tokens exactly."""
         return self.delta == "kept" or (self.delta is None and vocabulary > EXACT_UP_TO)

@@ -150,8 +150,7 @@ class _Decoding:
         assert config.block_length is not None
         self.config, self.b, self.limit, self.settings = config, config.block_length, config.new_tokens, target.settings
         absolute = self.settings.attention == "block_causal"
-        whole = self.limit if absolute else -(-self.limit // self.b) * self.b
-        check_prompts(prompts, self.settings, whole, self.b if absolute else 1)
+        check_prompts(prompts, self.settings, self.limit, *config.rounding(self.settings))
         laid = Grid.of if absolute else Grid.behind
         self.grid = laid(prompts, self.b, self.limit, self.settings.mask_token_id, target.device)
         self.run = Run.of(target, reference, config, generators, capacity=self.grid.ids.shape[1])

@@ -60,8 +60,11 @@ def cut(new_ids: list[int], eos: Sequence[int], limit: int) -> tuple[list[int], 
     return new_ids[:limit], "length"
 
 
-def check_prompts(prompts: Sequence[Sequence[int]], model: ModelSettings, new_tokens: int, block_length: int) -> None:
-    """Refuse, before any work, what cannot be decoded. `block_length` 1: the canvas is not rounded to a grid."""
+def check_prompts(
+    prompts: Sequence[Sequence[int]], model: ModelSettings, new_tokens: int, block_length: int, answer_in: int = 1
+) -> None:
+    """Refuse, before any work, what cannot be decoded. Positions come in blocks of `block_length`, and new tokens in
+    blocks of `answer_in` (`DecodeConfig.rounding`)."""
     for number, prompt in enumerate(prompts):
         which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
         if not all(isinstance(token, Integral) for token in prompt):
@@ -75,11 +78,13 @@ def check_prompts(prompts: Sequence[Sequence[int]], model: ModelSettings, new_to
             raise RCDError(f"{which} has the token id {bad}, outside the vocabulary of {model.vocab_size}.")
         if model.mask_token_id in prompt:
             raise RCDError(f"{which} contains the mask token (id {model.mask_token_id}); take it out.")
-        total = -(-(len(prompt) + new_tokens) // block_length) * block_length
+        filled = -(-new_tokens // answer_in) * answer_in
+        total = -(-(len(prompt) + filled) // block_length) * block_length
         if total > model.context_length:
-            room = model.context_length // block_length * block_length - len(prompt)
+            room = (model.context_length // block_length * block_length - len(prompt)) // answer_in * answer_in
             way_out = f"lower max_new_tokens to {room} or less" if room > 0 else "shorten the prompt (or the blocks)"
+            rounded = f" in whole blocks of {max(block_length, answer_in)}" if total > len(prompt) + new_tokens else ""
             raise RCDError(
-                f"{which} has {len(prompt)} tokens and with {new_tokens} new ones needs {total} positions, "
+                f"{which} has {len(prompt)} tokens and with {new_tokens} new ones{rounded} needs {total} positions, "
                 f"but the model has {model.context_length}; {way_out}."
             )

@@ -60,13 +60,16 @@ class Layer:
     down: Tensor
 
 
+def _head(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
 class Cache:
     """Keys and values [layer][R, G, T, C]. The last row is no text's: unused slots write there."""
 
     def __init__(self, model: DiffusionLM, rows: int, capacity: int):
         config: Any = model.backbone.config
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, 2, rows + 1, config.num_key_value_heads, capacity, head)
+        shape = (config.num_hidden_layers, 2, rows + 1, config.num_key_value_heads, capacity, _head(config))
         self.rows, self.capacity = rows, capacity
         self.store = torch.zeros(shape, dtype=model.codebook.dtype, device=model.device)
         self.counts = torch.zeros(COUNTS, dtype=torch.int32, device=model.device)
@@ -75,8 +78,8 @@ class Cache:
 def position_bytes(model: DiffusionLM) -> int:
     """Keys and values of one position, of all layers."""
     config: Any = model.backbone.config
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return int(2 * config.num_hidden_layers * config.num_key_value_heads * head * model.codebook.element_size())
+    heads = config.num_hidden_layers * config.num_key_value_heads
+    return int(2 * heads * _head(config) * model.codebook.element_size())
 
 
 def cache_bytes(model: DiffusionLM, rows: int, capacity: int) -> int:
@@ -133,7 +136,7 @@ class Backbone:
             mixed = ops.attend(query, keys, values, slots.row, slots.end, self.scale, slots.order)
             stream, x = ops.added(mixed, layer.out, layer.out_bias, stream, layer.after, self.eps, cache.counts)
             stream, x = ops.added(ops.gated(x, layer.gate_up), layer.down, None, stream, norm, self.eps, cache.counts)
-        normed: Tensor = ops.rms_norm(stream, self.norm, self.eps)
+        normed: Tensor = x.value if x.squares is None else ops.rms_norm(stream, self.norm, self.eps)
         return normed
 
 

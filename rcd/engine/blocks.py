@@ -21,10 +21,8 @@ from rcd.decode.lanes import prefill_piece
 from rcd.decode.step import Outcome
 from rcd.decode.stopping import is_end
 from rcd.engine.backbone import Slots
-from rcd.engine.requests import Serving, rounded
+from rcd.engine.requests import Serving, Size, rounded
 from rcd.engine.rows import Pass, Rows, Seen, Terms, broken, drawn_by, finish, hand_on, move, picked, report, write
-
-Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,6 @@ class Blocks:
     def room(self, capacity: int) -> int:
         """The last block is a whole one."""
         return capacity + (-capacity % self.terms.b if self.absolute else self.terms.b - 1)
-
-    def filled(self, new: int) -> int:
-        return new if self.absolute else -(-new // self.terms.b) * self.terms.b
 
     def needs(self, prompt: int, new: int) -> int:
         first = self.origin(prompt)

@@ -20,11 +20,10 @@ from rcd.carry.none import NoCarry
 from rcd.decode.step import Outcome
 from rcd.diffusion.commit import quota
 from rcd.engine.backbone import Slots
-from rcd.engine.requests import Serving, rounded
+from rcd.engine.requests import Serving, Size, rounded
 from rcd.engine.rows import Pass, Rows, Seen, Terms, broken, drawn_by, finish, hand_on, move, picked, report, write
 from rcd.errors import RCDError
 
-Size = tuple[int, int]
 WHOLE = 0
 
 
@@ -68,9 +67,6 @@ class Canvas:
     def room(self, capacity: int) -> int:
         """The answer's last block is a whole one."""
         return capacity + -self.terms.config.new_tokens % self.terms.b
-
-    def filled(self, new: int) -> int:
-        return new
 
     def needs(self, prompt: int, new: int) -> int:
         """Room for as many blocks as the engine's answers have."""

@@ -97,7 +97,7 @@ class Engine:
         self.steps = Steps(
             self.window, self.slotted, rules, self.rows, self.on_gpu and fused and graphs is not False, watch
         )
-        self.stats = Stats()
+        self.stats, self.edition = Stats(), model.edition
         self._serving: dict[int, Serving] = {}
         self._flying: deque[Told] = deque()
         """Steps launched that the host has not heard of."""
@@ -105,8 +105,9 @@ class Engine:
         self._rate = 1.0
 
     def suits(self, rows: int, capacity: int) -> bool:
-        """Whether rows of that length can be served here without needless work."""
-        return self.cache.rows >= rows and (self.room == capacity if self.window.whole else self.room >= capacity)
+        """Whether rows of that length can be served here without needless work, and the model is still what it was."""
+        fits = self.room == capacity if self.window.whole else self.room >= capacity
+        return fits and self.cache.rows >= rows and self.edition == self.model.edition
 
     def generate(self, requests: Iterable[Request]) -> list[Finished]:
         """The answers in the order of the requests. If some failed, the first failure is raised when all are done."""
@@ -187,8 +188,9 @@ class Engine:
             return Failed(request.number, f"all {self.cache.rows} rows are taken; `run` lets requests wait for one.")
         try:
             prompt = list(request.prompt) if isinstance(request.prompt, Iterable) else [request.prompt]
-            self._check(request, prompt)
-            self._enter(row, request, prompt, passes=self._prefill(prompt, row))
+            request = replace(request, prompt=prompt)
+            self._check(request)
+            self._enter(row, request, passes=self._prefill(prompt, row))
         except RCDError as error:
             return Failed(request.number, str(error))
         except torch.OutOfMemoryError:
@@ -200,24 +202,28 @@ class Engine:
             )
         return None
 
-    def _check(self, request: Request, prompt: list[int]) -> None:
+    def _check(self, request: Request) -> None:
         """Refuse, before any work, what cannot be served."""
         new, settings = whole("new_tokens", request.new_tokens, least=1), self.model.settings
-        check_prompts([prompt], settings, self.window.filled(new), self.config.grid(settings))
-        total = self.window.needs(len(prompt), new)
+        for name, value in (("number", request.number), ("seed", request.seed or 0)):
+            if not isinstance(value, int):
+                raise RCDError(f"a request's {name} must be a whole number, not {value!r}.")
+        check_prompts([request.prompt], settings, new, *self.config.rounding(settings))
+        total = self.window.needs(len(request.prompt), new)
         if total > self.cache.capacity:
             raise RCDError(
                 f"request {request.number} needs {total} positions and the engine has {self.cache.capacity} a row; "
                 "shorten it, or make the engine with a larger capacity."
             )
 
-    def _enter(self, row: int, request: Request, prompt: list[int], passes: int) -> None:
+    def _enter(self, row: int, request: Request, passes: int) -> None:
         """Write the request into its row, which is active from here on."""
-        serial, length, new = next(self._serials), len(prompt), request.new_tokens
+        serial, length, new = next(self._serials), len(request.prompt), request.new_tokens
         seed = signed(self.config.seed + request.number if request.seed is None else request.seed)
         self.rows.enter(
-            row, _sent(prompt, self.model.device), self.model.settings.mask_token_id, prompt=length, limit=length + new,
-            serial=serial, seed=seed, fresh=self.window.terms.starts, **self.window.begin(length, new),
+            row, _sent(request.prompt, self.model.device), self.model.settings.mask_token_id, prompt=length,
+            limit=length + new, serial=serial, seed=seed, fresh=self.window.terms.starts,
+            **self.window.begin(length, new),
         )  # fmt: skip
         self._serving[row] = Serving(request, serial, passes, **self.window.serving(length, new))  # type: ignore[arg-type]
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+Size = tuple[int, int]
+"""Of a pass; what the two numbers mean is the window's."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -19,11 +19,9 @@ from torch import Tensor
 from rcd.decode.step import Outcome, Rules, denoise
 from rcd.engine.compiling import compiled
 from rcd.engine.model import SlotModel
-from rcd.engine.requests import Serving
+from rcd.engine.requests import Serving, Size
 from rcd.engine.rows import Pass, Rows, Terms, trace
 from rcd.models.lm import DiffusionLM
-
-Size = tuple[int, int]
 
 
 class Window(Protocol):
@@ -43,10 +41,6 @@ class Window(Protocol):
 
     def room(self, capacity: int) -> int:
         """Positions of a row that texts of up to `capacity` need."""
-        ...
-
-    def filled(self, new: int) -> int:
-        """New tokens that the model's context must have room for, the grid's rounding apart."""
         ...
 
     def needs(self, prompt: int, new: int) -> int:

@@ -110,7 +110,7 @@ def _opened(grid: Grid, entry: Entry) -> tuple[Opened, int]:
     longest = max(map(len, prompts))
     config = entry.config.resolved(held.settings, held.rcd.carry, longest)
     try:
-        check_prompts(prompts, held.settings, config.new_tokens, config.grid(held.settings))
+        check_prompts(prompts, held.settings, config.new_tokens, *config.rounding(held.settings))
     except RCDError as error:
         raise RCDError(f"{entry.model} cannot read the task {grid.task}: {error}") from error
     return held, longest

@@ -173,7 +173,9 @@ class Answerer:
             if not fits:
                 capped.append(config.new_tokens)
             try:
-                check_prompts([prompt], self.pipeline.settings, config.new_tokens, config.grid(self.pipeline.settings))
+                check_prompts(
+                    [prompt], self.pipeline.settings, config.new_tokens, *config.rounding(self.pipeline.settings)
+                )
             except RCDError as error:
                 hint = " Fewer worked examples help (--num-fewshot)." if "positions" in str(error) else ""
                 raise RCDError(f"document {doc} of {task}: {error}{hint}") from error

@@ -17,9 +17,9 @@ from rcd.kernels.launching import begin, launch
 def _rotate_store(
     qkv, q_out, keys, values, row_of, start_of, cos, sin, q_weight, k_weight, eps, Q, T,
     H: tl.constexpr, G: tl.constexpr, C: tl.constexpr, NORM: tl.constexpr, BUNCH: tl.constexpr,
-    LOOKING: tl.constexpr, PDL: tl.constexpr,
+    LOOKING: tl.constexpr, LOW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A bunch of heads of one token."""
+    """A bunch of heads of one token; LOW is half a head, rounded up to a power of two."""
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BUNCH + tl.arange(0, BUNCH)
@@ -27,12 +27,14 @@ def _rotate_store(
     position = tl.load(start_of + slot).to(tl.int64) + token % Q
     row = tl.load(row_of + slot).to(tl.int64)
     HALF: tl.constexpr = C // 2
-    low = tl.arange(0, HALF)
-    ca = tl.load(cos + position * C + low).to(tl.float32)[None, :]
-    cb = tl.load(cos + position * C + HALF + low).to(tl.float32)[None, :]
-    sa = tl.load(sin + position * C + low).to(tl.float32)[None, :]
-    sb = tl.load(sin + position * C + HALF + low).to(tl.float32)[None, :]
+    low = tl.arange(0, LOW)
+    part = low < HALF
+    ca = tl.load(cos + position * C + low, mask=part).to(tl.float32)[None, :]
+    cb = tl.load(cos + position * C + HALF + low, mask=part).to(tl.float32)[None, :]
+    sa = tl.load(sin + position * C + low, mask=part).to(tl.float32)[None, :]
+    sb = tl.load(sin + position * C + HALF + low, mask=part).to(tl.float32)[None, :]
     there = (head < H + 2 * G)[:, None]
+    there = there if LOW == HALF else there & part[None, :]
     source = qkv + (token * (H + 2 * G) + head)[:, None] * C + low[None, :]
     kind = q_out.dtype.element_ty
     a0 = tl.load(source, mask=there, other=0.0).to(tl.float32)
@@ -41,10 +43,12 @@ def _rotate_store(
     if NORM:
         query = (head < H)[:, None]
         scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / C + eps)[:, None]
-        wa = tl.where(query, tl.load(q_weight + low)[None, :], tl.load(k_weight + low)[None, :]).to(tl.float32)
-        wb = tl.where(query, tl.load(q_weight + HALF + low)[None, :], tl.load(k_weight + HALF + low)[None, :])
+        qa, qb = tl.load(q_weight + low, mask=part), tl.load(q_weight + HALF + low, mask=part)
+        ka, kb = tl.load(k_weight + low, mask=part), tl.load(k_weight + HALF + low, mask=part)
+        wa = tl.where(query, qa[None, :], ka[None, :]).to(tl.float32)
+        wb = tl.where(query, qb[None, :], kb[None, :]).to(tl.float32)
         a = ((a * scale).to(kind).to(tl.float32) * wa).to(kind).to(tl.float32)
-        b = ((b * scale).to(kind).to(tl.float32) * wb.to(tl.float32)).to(kind).to(tl.float32)
+        b = ((b * scale).to(kind).to(tl.float32) * wb).to(kind).to(tl.float32)
     turned = (head < H + G)[:, None]
     first = tl.where(turned, a * ca - b * sa, a0).to(kind)
     second = tl.where(turned, b * cb + a * sb, b0).to(kind)
@@ -52,7 +56,7 @@ def _rotate_store(
     to_k = keys + ((row * G + head - H) * T + position)[:, None] * C + low[None, :]
     to_v = values + ((row * G + head - H - G) * T + position)[:, None] * C + low[None, :]
     stores = head * 0 + token % Q >= LOOKING
-    is_q, is_k = (head < H)[:, None], ((head >= H) & (head < H + G) & stores)[:, None]
+    is_q, is_k = (head < H)[:, None] & there, ((head >= H) & (head < H + G) & stores)[:, None] & there
     is_v = ((head >= H + G) & stores)[:, None] & there
     tl.store(to_q, first, mask=is_q)
     tl.store(to_q + HALF, second, mask=is_q)
@@ -73,6 +77,7 @@ def rotate_store(
     _rotate_store[(n * q, triton.cdiv(heads + 2 * groups, bunch))](
         qkv_NQX, query, keys_RGTC, values_RGTC, row_N, start_N, cos_TC, sin_TC, q_weight, k_weight, eps, q, t,
         H=heads, G=groups, C=c, NORM=norms is not None, BUNCH=bunch, LOOKING=looking,
+        LOW=triton.next_power_of_2(c // 2),
         num_warps=4 if c >= 64 else 1, **launch(),
     )  # fmt: skip
     return query
@@ -81,10 +86,11 @@ def rotate_store(
 @triton.jit
 def _attend(
     query, keys, values, row_of, end_of, order, out, top_of, sum_of, scale, T, Q, SPLITS,
-    H: tl.constexpr, G: tl.constexpr, C: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, C: tl.constexpr, WIDE: tl.constexpr, TILE_M: tl.constexpr, TILE_K: tl.constexpr,
     SPLIT: tl.constexpr, EXACT: tl.constexpr, ORDERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One tile of (token, head of the group) pairs against one part of the row's keys; parts are joined afterwards."""
+    """One tile of (token, head of the group) pairs against one part of the row's keys; parts are joined afterwards.
+    WIDE is a head, rounded up to a power of two."""
     begin(PDL)
     GROUP: tl.constexpr = H // G
     tile, group = tl.program_id(0), tl.program_id(1)
@@ -96,24 +102,26 @@ def _attend(
     pair = tile * TILE_M + tl.arange(0, TILE_M)
     real = pair < Q * GROUP
     token, head = slot * Q + pair // GROUP, group * GROUP + pair % GROUP
-    c = tl.arange(0, C)
+    c = tl.arange(0, WIDE)
     at = (token * H + head)[:, None] * C + c[None, :]
+    whole = real[:, None] if WIDE == C else real[:, None] & (c < C)[None, :]
     end = tl.load(end_of + token, mask=real, other=0)
     most = tl.max(end, axis=0)
     share = tl.cdiv(tl.cdiv(most, SPLITS), TILE_K) * TILE_K
     first = part * share
     last = tl.minimum(first + share, most)
     base = (row * G + group) * T
-    q = tl.load(query + at, mask=real[:, None], other=0.0)
+    q = tl.load(query + at, mask=whole, other=0.0)
     top = tl.full((TILE_M,), float("-inf"), tl.float32)
     total = tl.zeros((TILE_M,), tl.float32)
-    mixed = tl.zeros((TILE_M, C), tl.float32)
+    mixed = tl.zeros((TILE_M, WIDE), tl.float32)
     for k in range(first, last, TILE_K):
         place = k + tl.arange(0, TILE_K)
-        there = place < last
+        there = (place < last)[:, None]
+        there = there if WIDE == C else there & (c < C)[None, :]
         offset = (base + place)[:, None] * C + c[None, :]
-        key = tl.load(keys + offset, mask=there[:, None], other=0.0)
-        value = tl.load(values + offset, mask=there[:, None], other=0.0)
+        key = tl.load(keys + offset, mask=there, other=0.0)
+        value = tl.load(values + offset, mask=there, other=0.0)
         if EXACT:  # noqa: SIM108 - a kernel has no ternary of tiles
             score = tl.dot(q, tl.trans(key), input_precision="ieee") * scale
         else:
@@ -134,26 +142,27 @@ def _attend(
         mark = (token * H + head) * SPLITS + part
         tl.store(top_of + mark, top, mask=real)
         tl.store(sum_of + mark, total, mask=real)
-        tl.store(out + mark[:, None] * C + c[None, :], mixed, mask=real[:, None])
+        tl.store(out + mark[:, None] * C + c[None, :], mixed, mask=whole)
     else:
         mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(out + at, mixed.to(out.dtype.element_ty), mask=real[:, None])
+        tl.store(out + at, mixed.to(out.dtype.element_ty), mask=whole)
 
 
 @triton.jit
 def _join(
-    parts, top_of, sum_of, out, SPLITS, C: tl.constexpr, ROUND: tl.constexpr, PDL: tl.constexpr
+    parts, top_of, sum_of, out, SPLITS, C: tl.constexpr, WIDE: tl.constexpr, ROUND: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     begin(PDL)
     pair = tl.program_id(0).to(tl.int64)
-    part, c = tl.arange(0, ROUND), tl.arange(0, C)
+    part, c = tl.arange(0, ROUND), tl.arange(0, WIDE)
     there = part < SPLITS
     top = tl.load(top_of + pair * SPLITS + part, mask=there, other=float("-inf"))
     share = tl.exp(top - tl.max(top, axis=0))
     total = tl.sum(share * tl.load(sum_of + pair * SPLITS + part, mask=there, other=0.0), axis=0)
-    used = there & (share > 0.0)
-    mixed = tl.load(parts + (pair * SPLITS + part)[:, None] * C + c[None, :], mask=used[:, None], other=0.0)
-    tl.store(out + pair * C + c, (tl.sum(mixed * share[:, None], axis=0) / total).to(out.dtype.element_ty))
+    used = (there & (share > 0.0))[:, None]
+    used = used if WIDE == C else used & (c < C)[None, :]
+    mixed = tl.load(parts + (pair * SPLITS + part)[:, None] * C + c[None, :], mask=used, other=0.0)
+    tl.store(out + pair * C + c, (tl.sum(mixed * share[:, None], axis=0) / total).to(out.dtype.element_ty), mask=c < C)
 
 
 @cache
@@ -163,6 +172,30 @@ def processors(device: int) -> int:
 
 ATTENTION = {"pairs": 64, "keys": 64, "warps": 4, "stages": 3}
 """Tile sizes of attention; the pairs are (token, head of the group)."""
+
+
+@cache
+def shared_memory(device: int) -> int:
+    """Bytes that a kernel's block may have."""
+    if not torch.cuda.is_available():
+        return 232_448
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 101_376))
+
+
+def _room(pairs: int, width: int, like: Tensor) -> tuple[int, int, int]:
+    """(pairs and keys of a tile, stages) for which the GPU has room: queries, scores, keys and values on their way."""
+    size, most = like.element_size(), shared_memory(like.device.index or 0) - 1024
+    keys, stages = ATTENTION["keys"] if width <= 128 else 32, ATTENTION["stages"]
+    while size * (pairs * (width + keys) + 2 * (stages - 1) * keys * width) > most:
+        if stages > 2:
+            stages -= 1
+        elif keys > 16:
+            keys //= 2
+        elif pairs > 16:
+            pairs //= 2
+        else:
+            break
+    return pairs, keys, stages
 
 
 PART = 128
@@ -181,8 +214,8 @@ def attend(
     n, q, h, c = query_NQHC.shape
     g, t = keys_RGTC.shape[1:3]
     pairs = q * h // g
-    tile_m = min(ATTENTION["pairs"], max(16, triton.next_power_of_2(pairs)))
-    tile_k = ATTENTION["keys"] if c <= 128 else 32
+    tile_m, wide_c = min(ATTENTION["pairs"], max(16, triton.next_power_of_2(pairs))), triton.next_power_of_2(c)
+    tile_m, tile_k, stages = _room(tile_m, wide_c, query_NQHC)
     tiles = triton.cdiv(pairs, tile_m)
     splits = splits_for(tiles * g * n, t, tile_k, processors(query_NQHC.device.index or 0))
     out = torch.empty_like(query_NQHC)
@@ -194,12 +227,21 @@ def attend(
     )
     _attend[(tiles, g, n * splits)](
         query_NQHC, keys_RGTC, values_RGTC, row_N, end_NQ, row_N if order_N is None else order_N, parts, top, total,
-        scale, t, q, splits, H=h, G=g, C=c, TILE_M=tile_m, TILE_K=tile_k, SPLIT=splits > 1,
+        scale, t, q, splits, H=h, G=g, C=c, WIDE=wide_c, TILE_M=tile_m, TILE_K=tile_k, SPLIT=splits > 1,
         EXACT=query_NQHC.dtype == torch.float32, ORDERED=order_N is not None, num_warps=ATTENTION["warps"],
-        num_stages=ATTENTION["stages"], **launch(),
+        num_stages=stages, **launch(),
     )  # fmt: skip
     if splits > 1:
         _join[(n * q * h,)](
-            parts, top, total, out, splits, C=c, ROUND=triton.next_power_of_2(splits), num_warps=1, **launch()
+            parts,
+            top,
+            total,
+            out,
+            splits,
+            C=c,
+            WIDE=wide_c,
+            ROUND=triton.next_power_of_2(splits),
+            num_warps=1,
+            **launch(),
         )
     return out.view(n, q, h * c)

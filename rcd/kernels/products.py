@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 
-from rcd.kernels.launching import foresee, launch
+from rcd.kernels.launching import early, foresee, launch
 from rcd.kernels.layers import add_norm, silu_mul
 from rcd.kernels.plain import Normed
 
@@ -148,7 +148,8 @@ def _gated(
 
 
 def _skinny(tokens: int, weight: Tensor) -> bool:
-    return tokens <= SKINNY and weight.shape[1] % 512 == 0 and weight.dtype == torch.bfloat16 and weight.is_cuda
+    """Whether a product is done here: of few tokens, in bf16, and on a GPU that the tiles are measured for."""
+    return tokens <= SKINNY and weight.shape[1] % 512 == 0 and weight.dtype == torch.bfloat16 and early()
 
 
 TILES: dict[str, tuple[int, int, int, int, int]] = {
@@ -215,7 +216,8 @@ def added(
     return now, Normed(out, squares, eps)
 
 
-def gated(x: Normed, gate_up: Tensor) -> Tensor:
+def gated(x: Tensor | Normed, gate_up: Tensor) -> Tensor:
+    x = x if isinstance(x, Normed) else Normed(x)
     tokens, (two, k) = _tokens(x.value), gate_up.shape
     if not _skinny(tokens, gate_up):
         return silu_mul(functional.linear(x.finished(), gate_up))

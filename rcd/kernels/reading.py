@@ -15,8 +15,8 @@ from rcd.residual.summary import PER_CHUNK, Reading, Tail, chunk_for, line_for
 
 @triton.jit
 def _ordered(z, index):
-    """A 64-bit key that sorts by value, and of equals by the smaller index."""
-    bits = z.to(tl.int32, bitcast=True)
+    """A 64-bit key that sorts by value, and of equals by the smaller index; -0 is 0."""
+    bits = tl.where(z == 0.0, 0.0, z).to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
 
@@ -77,7 +77,7 @@ def _read(
         tl.store(sums + 2 * mark + 1, tl.sum(e, axis=0))
     tl.store(moments + mark, tl.sum(e * gap, axis=0))
     if NARROW:  # half as much work: what is kept is looked for by 16 bits of value and 16 of place
-        short = given.to(tl.int16, bitcast=True).to(tl.int32)
+        short = tl.where(z == 0.0, 0, given.to(tl.int16, bitcast=True).to(tl.int32))  # -0 is 0
         key = (tl.where(short < 0, short ^ 0x7FFF, short) << 16) | (0xFFFF - number)
         least = tl.full((), -0x80000000, tl.int32)
     else:
@@ -94,7 +94,7 @@ def _read(
 
 @triton.jit
 def _finish(
-    keys, tops, sums, moments, token, log_p, normaliser, peak, entropy, kept_p, kept_ids, inverse_t, PARTS, V,
+    keys, tops, sums, moments, token, log_p, normaliser, peak, entropy, kept_p, kept_ids, inverse_t, PARTS, V, COUNT,
     ROUND: tl.constexpr, KEPT: tl.constexpr, KEEP: tl.constexpr, POOL: tl.constexpr, TEMPERED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -135,10 +135,11 @@ def _finish(
         )  # fmt: skip
         key = tl.topk(key, KEEP)
         k = tl.arange(0, KEEP)
+        asked = k < COUNT
         index = tl.minimum(tl.maximum(_index_of(key), 0), V - 1)
         p = tl.where(key == -0x7FFFFFFFFFFFFFFF, 0.0, tl.exp(_value_of(key) - lse))
-        tl.store(kept_p + row * KEEP + k, p)
-        tl.store(kept_ids + row * KEEP + k, index.to(tl.int64))
+        tl.store(kept_p + row * COUNT + k, p, mask=asked)
+        tl.store(kept_ids + row * COUNT + k, index.to(tl.int64), mask=asked)
 
 
 def summarise(
@@ -149,6 +150,7 @@ def summarise(
     keep = min(keep, v)
     chunk = chunk or chunk_for(v, keep)
     parts, kept = triton.cdiv(v, chunk), per_chunk if keep else 0
+    round_ = triton.next_power_of_2(keep) if keep else 0
     on: dict[str, Any] = dict(device=logits_PV.device)
     keys = torch.empty(p * parts * (kept + 1), dtype=torch.int64, **on)
     tops, moments = (torch.empty(p * parts, dtype=torch.float32, **on) for _ in "ab")
@@ -163,9 +165,9 @@ def summarise(
         NARROW=logits_PV.dtype == torch.bfloat16, num_warps=4, **launch(),
     )  # fmt: skip
     _finish[(p,)](
-        keys, tops, sums, moments, token, log_p, normaliser, peak, entropy, kept_p, ids, inverse, parts, v,
-        ROUND=triton.next_power_of_2(parts), KEPT=kept, KEEP=keep, TEMPERED=tempered,
-        POOL=max(triton.next_power_of_2(parts * max(kept, 1)), max(keep, 1)), num_warps=8, **launch(),
+        keys, tops, sums, moments, token, log_p, normaliser, peak, entropy, kept_p, ids, inverse, parts, v, keep,
+        ROUND=triton.next_power_of_2(parts), KEPT=kept, KEEP=round_, TEMPERED=tempered,
+        POOL=max(triton.next_power_of_2(parts * max(kept, 1)), max(round_, 1)), num_warps=8, **launch(),
     )  # fmt: skip
     return Reading(token, log_p, normaliser, peak, entropy, kept_p, ids)
 
@@ -229,14 +231,16 @@ def project(logits_PV: Tensor, normaliser_P: Tensor, coordinates_VR: Tensor) -> 
 
 @triton.jit
 def _expected(
-    p_of, ids_of, place_of, codebook, mean, coordinates, directions, out, D, R,
+    p_of, ids_of, place_of, codebook, mean, coordinates, directions, out, D, R, COUNT,
     K: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     at, k, r = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, K), tl.arange(0, WIDE)
     keep = at < D
-    p, ids = tl.load(p_of + row * K + k), tl.load(ids_of + row * K + k)
+    kept = k < COUNT
+    p = tl.load(p_of + row * COUNT + k, mask=kept, other=0.0)
+    ids = tl.load(ids_of + row * COUNT + k, mask=kept, other=0)
     found = tl.load(codebook + ids[:, None] * D + at[None, :], mask=keep[None, :], other=0.0).to(tl.float32)
     rest = tl.maximum(1.0 - tl.sum(p, axis=0), 0.0)
     mixed = tl.sum(p[:, None] * found, axis=0) + rest * tl.load(mean + at, mask=keep, other=0.0).to(tl.float32)
@@ -254,8 +258,8 @@ def expected_embedding(p_PK: Tensor, ids_PK: Tensor, place_PR: Tensor, codebook_
     out = codebook_VD.new_empty(p, d)
     block = min(128, triton.next_power_of_2(d))
     _expected[(p, triton.cdiv(d, block))](
-        p_PK, ids_PK, place_PR, codebook_VD, tail.mean, tail.coordinates, tail.directions, out, d, r,
-        K=k, WIDE=triton.next_power_of_2(r), BLOCK=block, num_warps=2, **launch(),
+        p_PK, ids_PK, place_PR, codebook_VD, tail.mean, tail.coordinates, tail.directions, out, d, r, k,
+        K=triton.next_power_of_2(k), WIDE=triton.next_power_of_2(r), BLOCK=block, num_warps=2, **launch(),
     )  # fmt: skip
     return out
 

@@ -89,12 +89,18 @@ class DiffusionLM(nn.Module):
     def device(self) -> torch.device:
         return self.codebook.device
 
+    @property
+    def edition(self) -> tuple[Any, ...]:
+        """Another one after the weights have been moved, cast, loaded or trained."""
+        weight = self.codebook
+        return weight.data_ptr(), weight.dtype, weight.device, 0 if weight.is_inference() else weight._version
+
     def tail(self, rank: int) -> Tail:
-        """The codebook's mean and strongest directions, computed at the first call."""
+        """The codebook's mean and strongest directions, computed once for every edition."""
         held = self.__dict__.setdefault("_tails", {})
-        if rank not in held:
-            held[rank] = Tail.of(self.codebook.detach(), rank)
-        one: Tail = held[rank]
+        if rank not in held or held[rank][0] != self.edition:
+            held[rank] = self.edition, Tail.of(self.codebook.detach(), rank)
+        one: Tail = held[rank][1]
         return one
 
     def hold(self, carry: Carry | None) -> None:

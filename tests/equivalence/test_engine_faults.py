@@ -17,6 +17,7 @@ from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Finished, Step
 from rcd.engine.engine import CACHE_SHARE, Request, check_room
+from rcd.models.toy import toy
 from tests.conftest import exact
 from tests.equivalence.test_engine import NEW, PROMPTS, asked, canvas, config, engine, flying, outcomes, suffix
 
@@ -87,6 +88,16 @@ def test_a_prompt_that_is_no_list_of_ids_fails_alone(models: dict[str, rcd.Pipel
     answers, failures = outcomes(served, [Request(0, PROMPTS[0], NEW), Request(1, prompt, NEW)])
     assert list(answers) == [0]
     assert "token ids" in failures[1]
+
+
+def test_a_request_s_number_and_seed_are_whole_numbers_and_its_prompt_any_row_of_ids(
+    models: dict[str, rcd.Pipeline],
+) -> None:
+    served, odd = engine(models["sdar"], config()), Request(1, PROMPTS[0], NEW, seed="x")  # type: ignore[arg-type]
+    given = [Request(0, PROMPTS[0], NEW), odd, Request(2, iter(PROMPTS[0]), NEW)]  # type: ignore[arg-type]
+    answers, failures = outcomes(served, given)
+    assert answers[0] == answers[2]
+    assert failures == {1: "a request's seed must be a whole number, not 'x'."}
 
 
 def test_a_bad_request_costs_no_work(models: dict[str, rcd.Pipeline]) -> None:
@@ -323,3 +334,20 @@ def test_what_the_engine_cannot_decode_is_refused_with_the_reason() -> None:
         exact("llada").generate([[5, 6]], rcd.DecodeConfig(engine="fast"))
     with pytest.raises(rcd.RCDError, match="unknown engine 'quick'"):
         rcd.DecodeConfig(engine="quick")
+
+
+def test_an_engine_and_a_tail_are_those_of_the_weights_as_they_are() -> None:
+    """A model that is cast or changed after a call is served by a new engine, and its codebook has another mean."""
+    pipeline = rcd.Pipeline(toy("sdar", seed=3, spread=6.0))
+    chosen = config(engine="fast", carry="residual", delta="kept", delta_tokens=4, delta_rank=2)
+    pipeline.generate(PROMPTS[:1], chosen)
+    pipeline.model.double()
+    assert pipeline.generate(PROMPTS[:1], chosen).sequences[0]
+    with torch.no_grad():
+        pipeline.model.codebook.add_(1.0)
+    mean = pipeline.model.codebook.mean(0)
+    torch.testing.assert_close(pipeline.model.tail(2).mean, mean.detach(), atol=1e-6, rtol=0)
+    assert (
+        pipeline.generate(PROMPTS[:1], chosen).sequences
+        == pipeline.generate(PROMPTS[:1], replace(chosen, engine="plain")).sequences
+    )

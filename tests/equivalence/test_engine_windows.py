@@ -228,7 +228,12 @@ def test_requests_of_other_lengths_share_an_engine(models: dict[str, rcd.Pipelin
 def test_a_request_beyond_the_context_or_the_canvas_is_refused(models: dict[str, rcd.Pipeline]) -> None:
     context = models["llada"].settings.context_length
     for kind, prompt, new, words in (
-        ("d2f behind", context - 19, 19, f"with 20 new ones needs {context + 1} positions"),
+        (
+            "d2f behind",
+            context - 19,
+            19,
+            f"19 new ones in whole blocks of 4 needs {context + 1} positions, but the model has {context}; lower",
+        ),
         ("prefix", 4, 20, "more than the canvas has"),
     ):
         served = engine(models["llada"], KINDS[kind][1], capacity=context)

@@ -44,29 +44,41 @@ def slots() -> tuple[Tensor, Tensor, Tensor]:
     return row, start, end
 
 
-@pytest.mark.parametrize("looking", [0, 1])
-@pytest.mark.parametrize("normed", [False, True])
-def test_rotation_and_storing(normed: bool, looking: int) -> None:
-    qkv, cos, sin = normal(N, Q, (H + 2 * G) * C), normal(T, C, seed=1), normal(T, C, seed=2)
+@pytest.mark.parametrize(("normed", "looking", "width"), [(False, 0, C), (True, 1, C), (True, 0, 12), (False, 1, 12)])
+def test_rotation_and_storing(normed: bool, looking: int, width: int) -> None:
+    qkv, cos, sin = normal(N, Q, (H + 2 * G) * width), normal(T, width, seed=1), normal(T, width, seed=2)
     row, start, _ = slots()
-    norms = (normal(C, seed=3), normal(C, seed=4), 1e-6) if normed else None
+    norms = (normal(width, seed=3), normal(width, seed=4), 1e-6) if normed else None
     results = []
     for ops in (fused, plain):
-        keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
+        keys, values = normal(R, G, T, width, seed=5), normal(R, G, T, width, seed=6)
         query = ops.rotate_store(qkv, keys, values, row, start, cos, sin, H, norms, looking)
         results.append((query, keys, values))
     same(results[0], results[1])
-    kept = normal(R, G, T, C, seed=5)[2, :, 8 : 8 + looking]
+    kept = normal(R, G, T, width, seed=5)[2, :, 8 : 8 + looking]
     assert torch.equal(results[0][1][2, :, 8 : 8 + looking], kept)
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("heads", [2, 4])
-def test_attention(splits: int, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("splits", "heads", "width"), [(1, 2, C), (4, 4, C), (1, 4, 24), (4, 2, 24)])
+def test_attention(splits: int, heads: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "splits_for", lambda *_: splits)
-    query, keys, values = normal(N, Q, heads, C), normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
+    query, keys, values = (normal(*shape, width) for shape in ((N, Q, heads), (R, G, T), (R, G, T)))
     row, _, end = slots()
-    same(fused.attend(query, keys, values, row, end, 0.25), plain.attend(query, keys, values, row, end, 0.25))
+    wanted = plain.attend(query, keys, values, row, end, 0.25)
+    for order in (None, torch.tensor([1, 0, 2], device=DEVICE).int()):
+        same(fused.attend(query, keys, values, row, end, 0.25, order), wanted)
+
+
+@pytest.mark.parametrize("limit", [101_376, 166_912, 232_448])
+@pytest.mark.parametrize(("width", "kind"), [(128, torch.float32), (256, torch.bfloat16), (256, torch.float32)])
+def test_attention_takes_no_more_memory_than_a_gpu_has(
+    limit: int, width: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "shared_memory", lambda _: limit)
+    pairs, keys, stages = attention._room(64, width, torch.empty(0, dtype=kind))
+    size = torch.empty(0, dtype=kind).element_size()
+    assert size * (pairs * (width + keys) + 2 * (stages - 1) * keys * width) < limit
+    assert min(pairs, keys) >= 16 and stages >= 2
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # the interpreter also subtracts where nothing is taken from it
@@ -82,13 +94,23 @@ def test_one_reading_of_the_logits(t_res: float, keep: int, kind: torch.dtype) -
     same(a, b)
 
 
+def test_as_many_tokens_as_there_are_may_be_kept_and_zero_has_no_sign() -> None:
+    logits = normal(3, 77) - 20
+    logits[:, 3], logits[:, 9] = -0.0, 0.0
+    for given in (logits, logits.bfloat16()):
+        a, b = (ops.summarise(given, 7, 1.0, 128, 32, 32) for ops in (fused, plain))
+        assert a[0].tolist() == [3, 3, 3]
+        same(a, b)
+
+
 def test_expected_embedding_and_its_tail() -> None:
     logits, codebook = normal(5, 1000) * 4, normal(1000, 24, seed=1)
     tail, read = Tail.of(codebook, 6), plain.summarise(logits, 7, 1.0, 16, 128, 4)
     place = plain.project(logits, read.normaliser, tail.coordinates)
     same(fused.project(logits, read.normaliser, tail.coordinates), place)
-    given = (read.kept_p, read.kept_ids, place, codebook, tail)
-    same(fused.expected_embedding(*given), plain.expected_embedding(*given))
+    for kept in (16, 13):
+        given = (read.kept_p[:, :kept].contiguous(), read.kept_ids[:, :kept].contiguous(), place, codebook, tail)
+        same(fused.expected_embedding(*given), plain.expected_embedding(*given))
     same(fused.probabilities(logits, read.normaliser, torch.float32), logits.softmax(-1))
 
 
