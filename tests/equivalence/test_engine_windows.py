@@ -9,7 +9,8 @@ import pytest
 
 import rcd
 from rcd.decode.events import Failed, Finished
-from rcd.engine.engine import Request
+from rcd.engine.engine import Engine, Request
+from rcd.models.toy import toy
 from tests.conftest import exact
 from tests.equivalence.test_engine import CARRIES, PROMPTS, RULES, agree, asked, config, engine
 
@@ -232,10 +233,25 @@ def test_a_request_beyond_the_context_or_the_canvas_is_refused(models: dict[str,
             "d2f behind",
             context - 19,
             19,
-            f"19 new ones in whole blocks of 4 needs {context + 1} positions, but the model has {context}; lower",
+            f"19 new ones in whole blocks of 4 needs {context + 1} positions",
         ),
         ("prefix", 4, 20, "more than the canvas has"),
     ):
         served = engine(models["llada"], KINDS[kind][1], capacity=context)
         failed = served.admit(Request(0, [7] * prompt, new))
         assert failed is not None and words in failed.message
+
+
+@pytest.mark.parametrize(("family", "window"), [("sdar", "blockwise"), ("llada", "dual")])
+def test_an_engine_of_fused_kernels_emits_the_same_tokens(
+    family: str, window: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Triton's interpreter, so few tokens."""
+    pytest.importorskip("triton")
+    pipeline, texts = rcd.Pipeline(toy(family, seed=3, spread=6.0)), []
+    chosen = pipeline.resolve(config(max_new_tokens=4, block_length=4, window=window, carry="residual"))
+    for kernels in ("plain", "fused"):
+        monkeypatch.setenv("RCD_KERNELS", kernels)
+        served = Engine(pipeline.model, chosen, rows=2, capacity=16)
+        texts.append([one.ids for one in served.generate([Request(0, [5, 6, 7], 4), Request(1, [9, 8, 7, 6, 5], 4)])])
+    assert texts[0] == texts[1]
