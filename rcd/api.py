@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from rcd.data.examples import prompt_ids
 from rcd.decode.config import CACHED, DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Finished
 from rcd.decode.stopping import check_prompts
-from rcd.engine.engine import Engine, Request
+from rcd.engine.engine import Engine, Request, check_fit
 from rcd.errors import RCDError, one_of
 from rcd.models import checkpoint as ckpt
 from rcd.models import writing
@@ -137,6 +137,8 @@ class Pipeline:
         resolved = (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry, longest_prompt)
         assert not isinstance(resolved.carry, str)
         check_held(self.model, resolved.carry)
+        if resolved.engine == "fast":
+            check_fit(self.model, resolved)
         return resolved
 
     def generate(
@@ -226,8 +228,10 @@ class Pipeline:
 
     def encode(self, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
         """Every prompt as token ids."""
-        batch = [prompts] if _is_single(prompts) else list(prompts)
-        return [self._encode(prompt, chat) for prompt in batch]
+        if not isinstance(prompts, Iterable):
+            raise RCDError(f"prompts are texts, lists of token ids or chat messages, not {type(prompts).__name__}.")
+        given: Any = prompts if isinstance(prompts, (str, Sequence)) or hasattr(prompts, "tolist") else list(prompts)
+        return [self._encode(prompt, chat) for prompt in ([given] if _is_single(given) else given)]
 
     def _encode(self, prompt: Any, chat: bool | None) -> list[int]:
         if hasattr(prompt, "tolist"):  # a tensor or an array

@@ -79,6 +79,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:200]
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether a machine or a GPU had no room; torch says so in several ways."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and "can't allocate memory" in str(error))
+
+
 def unwritable(what: str, path: object, error: OSError, way_out: str = "give another folder") -> RCDError:
     """Such as `the results cannot be written to runs/a (the disk is full); give another folder.`"""
     return RCDError(f"{what} cannot be written to {path} ({reason(error)}); {way_out}.")

@@ -109,6 +109,8 @@ def methods(carry: str | None = None, delta: str | None = None) -> list[Method]:
     """SeqD and RCD with both deltas, or those of them that are asked for."""
     one_of("carry", carry or "none", CARRIES)
     one_of("delta", delta or "exact", DELTAS)
+    if carry == "none" and delta is not None:
+        raise RCDError("--delta is of the residual, and --carry none has none; leave one of them away.")
     residual = [Method(f"RCD {kind}", Residual(), kind) for kind in DELTAS if delta in (None, kind)]
     return [*([SEQD] if carry in (None, "none") else []), *(residual if carry in (None, "residual") else [])]
 

@@ -24,7 +24,9 @@ SHAPES = "sdar-8b, sdar-4b, sdar-1.7b, llada-8b, sdar-tiny"
 
 @app.command()
 def decode(
-    shape: Annotated[str, typer.Option(help=f"{SHAPES} (random weights) or a checkpoint's path.")] = "sdar-8b",
+    shape: Annotated[
+        str, typer.Option(help=f"{SHAPES} (random weights), a checkpoint's path or bundled:NAME.")
+    ] = "sdar-8b",
     block_length: Annotated[int, typer.Option()] = 32,
     batch: Annotated[int, typer.Option(help="Rows decoded together.")] = 1,
     prefix: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 1024,
@@ -53,6 +55,7 @@ def decode(
 
     # everything is checked before a large model is made
     whole("repeats", repeats, least=1)
+    check_output(output)
     one_of("growth", growth, bench.GROWTH)
     chosen, place, settings = bench.methods(carry, delta), pick_device(device), settings_of(shape)
     usual = "blockwise" if settings.attention == "block_causal" else "dual"
@@ -108,6 +111,7 @@ def train(
     from rcd.models.checkpoint import pick_device
 
     one_of("method", method, bench.METHODS)
+    check_output(output)
     place = pick_device(device)
     job = bench.Job(shape, reference, length, batch, block_length, steps, checkpointing)
     warn_of_cpu(place)
@@ -146,6 +150,11 @@ def torch_version() -> str:
     import torch
 
     return str(torch.__version__)
+
+
+def check_output(output: Path | None) -> None:
+    if output is not None and output.is_dir():
+        raise RCDError(f"--output is a file for the figures, and {output} is a folder; name a file in it.")
 
 
 def finish(found: dict[str, Any], as_json: bool, output: Path | None) -> None:

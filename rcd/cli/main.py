@@ -27,7 +27,7 @@ from rcd.cli import (
     train,
 )
 from rcd.cli.options import Interrupted, keeping
-from rcd.errors import RCDError
+from rcd.errors import RCDError, out_of_memory
 
 
 class Commands(TyperGroup):
@@ -95,6 +95,11 @@ def main() -> None:
         app()
     except RCDError as error:
         print(f"rcd: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        print("rcd: there is not enough memory for this; take a smaller model, batch or length.", file=sys.stderr)
         sys.exit(2)
     except (Interrupted, KeyboardInterrupt) as error:
         line = "\r\033[K" if sys.stderr.isatty() else ""  # over a moving line of progress

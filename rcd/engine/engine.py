@@ -8,7 +8,8 @@ fails is an event like an answer, and disturbs no other.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+import os
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -30,7 +31,7 @@ from rcd.engine.requests import Request as Request
 from rcd.engine.requests import Serving, Stats
 from rcd.engine.rows import REPORT, Rows, Terms
 from rcd.engine.steps import Size, Steps, Told, Window
-from rcd.errors import RCDError, whole
+from rcd.errors import RCDError, out_of_memory, whole
 from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM
 
@@ -55,6 +56,15 @@ def unfit(model: DiffusionLM, config: DecodeConfig) -> str | None:
     return None
 
 
+def check_fit(model: DiffusionLM, config: DecodeConfig) -> None:
+    reason = unfit(model, config)
+    if reason:
+        raise RCDError(
+            f"the fast engine cannot decode this: {reason}; change that, or leave engine='fast' away: the plain "
+            "windows decode it."
+        )
+
+
 class Engine:
     """Decodes many requests at once on one model. `config` is a resolved DecodeConfig; `rows` texts of up to `capacity`
     positions run together."""
@@ -69,15 +79,17 @@ class Engine:
         graphs: bool | None = None,
         watch: bool = False,
     ):
-        reason = unfit(model, config)
-        if reason:
-            raise RCDError(f"the fast engine cannot decode this: {reason}; use the plain windows.")
-        assert config.window is not None and not isinstance(config.carry, str) and config.carry is not None
+        if not isinstance(model, DiffusionLM):
+            raise RCDError(f"an engine is made of a model, such as pipeline.model, not of a {type(model).__name__}.")
+        carry = config.carry
+        if config.window is None or config.block_length is None or carry is None or isinstance(carry, str):
+            raise RCDError("an engine's configuration must be complete; take pipeline.resolve(config).")
+        check_fit(model, config)
         self.model, self.config, self.watch = model, config, watch
         whole("rows", rows, least=1)
         whole("capacity", capacity, least=1, most=model.settings.context_length)
         self.room = capacity
-        self.window: Window = WINDOWS[config.window].of(Terms(config, config.carry, model.settings))
+        self.window: Window = WINDOWS[config.window].of(Terms(config, carry, model.settings))
         terms, capacity = self.window.terms, self.window.room(capacity)
         check_room(model, rows, capacity)
         parts = parts_for(model.device)
@@ -102,6 +114,7 @@ class Engine:
         self._flying: deque[Told] = deque()
         """Steps launched that the host has not heard of."""
         self._serials = itertools.count()
+        self._run: object = None
         self._rate = 1.0
 
     def suits(self, rows: int, capacity: int) -> bool:
@@ -112,6 +125,9 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> list[Finished]:
         """The answers in the order of the requests. If some failed, the first failure is raised when all are done."""
         asked = list(requests)
+        twice = next((one for one, count in Counter(map(_number, asked)).items() if count > 1), None)
+        if twice is not None:
+            raise RCDError(f"two requests have the number {twice}; give every one a number of its own.")
         told = {event.row: event for event in self.run(asked) if not isinstance(event, Step)}
         events = [told[request.number] for request in asked]
         for event in events:
@@ -122,8 +138,11 @@ class Engine:
     @torch.inference_mode()
     def run(self, requests: Iterable[Request]) -> Iterator[Event | Failed]:
         """Serve all requests: a Finished or a Failed for each (and a Step for every step, where the engine watches). A
-        run that is left before its end drops what it was serving, and the next one begins afresh."""
-        waiting, more = iter(requests), True
+        run that is left before its end drops what it was serving, and the next one begins afresh: there is one at a
+        time."""
+        self._drop()
+        self._run, waiting, more = object(), iter(requests), True
+        mine = self._run
         try:
             while more or self._serving or self._flying:
                 while more and len(self._serving) < self.cache.rows:
@@ -132,9 +151,17 @@ class Engine:
                     failed = self.admit(request) if request is not None else None
                     if failed is not None:
                         yield failed
-                yield from self._turn()
+                        self._still(mine)
+                for event in self._turn():
+                    yield event
+                    self._still(mine)
         finally:
-            self._drop()
+            if self._run is mine:
+                self._drop()
+
+    def _still(self, run: object) -> None:
+        if self._run is not run:
+            raise RCDError("this run was left for another one of the same engine; take an engine for each.")
 
     def _turn(self) -> Iterator[Event | Failed]:
         """Launch a step, and hear of the one before."""
@@ -183,6 +210,7 @@ class Engine:
     @torch.inference_mode()
     def admit(self, request: Request) -> Failed | None:
         """Prefill the prompt's whole blocks and give the request a free row; or say why not."""
+        _number(request)
         row = next((row for row in range(self.cache.rows) if row not in self._serving), None)
         if row is None:
             return Failed(request.number, f"all {self.cache.rows} rows are taken; `run` lets requests wait for one.")
@@ -192,7 +220,8 @@ class Engine:
             self._check(request)
             self._enter(row, request, passes=self._prefill(prompt, row))
         except RCDError as error:
-            return Failed(request.number, str(error))
+            named = str(error).startswith("request ")
+            return Failed(request.number, str(error) if named else f"request {request.number}: {error}")
         except torch.OutOfMemoryError:
             self.rows.active[row].fill_(False)
             torch.cuda.empty_cache()
@@ -207,7 +236,9 @@ class Engine:
         new, settings = whole("new_tokens", request.new_tokens, least=1), self.model.settings
         for name, value in (("number", request.number), ("seed", request.seed or 0)):
             if not isinstance(value, int):
-                raise RCDError(f"a request's {name} must be a whole number, not {value!r}.")
+                raise RCDError(f"its {name} must be a whole number, not {value!r}.")
+        if any(one.request.number == request.number for one in self._serving.values()):
+            raise RCDError("another request of that number is being served; give every one a number of its own.")
         check_prompts([request.prompt], settings, new, *self.config.rounding(settings))
         total = self.window.needs(len(request.prompt), new)
         if total > self.cache.capacity:
@@ -301,6 +332,12 @@ class _Shape:
     device: torch.device
 
 
+def _number(request: Any) -> Any:
+    if not isinstance(request, Request):
+        raise RCDError(f"requests are Request(number, prompt, new_tokens), not a {type(request).__name__}.")
+    return request.number
+
+
 def _sent(values: Sequence[int], device: torch.device) -> Tensor:
     """Whole numbers on the device, without waiting for it."""
     here = torch.tensor(values, dtype=torch.long)
@@ -310,7 +347,9 @@ def _sent(values: Sequence[int], device: torch.device) -> Tensor:
 def _made(model: DiffusionLM, rows: int, capacity: int) -> Cache:
     try:
         return Cache(model, rows, capacity)
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         raise RCDError(
             f"the cache of {rows} rows of {capacity} positions ran out of memory; take fewer or shorter rows."
         ) from error
@@ -318,17 +357,20 @@ def _made(model: DiffusionLM, rows: int, capacity: int) -> Cache:
 
 def check_room(model: DiffusionLM, rows: int, capacity: int) -> None:
     """Refuse a cache that cannot fit, and say what would."""
-    if model.device.type != "cuda":
-        return
-    free, _ = torch.cuda.mem_get_info(model.device)
-    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    else:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # all of it: other programs may give some back
     room, needed = int(CACHE_SHARE * free), cache_bytes(model, rows, capacity)
     if needed <= room:
         return
     fewer, shorter = room // cache_bytes(model, 0, capacity) - 1, room // cache_bytes(model, rows, 1) // 64 * 64
     ways = [f"{fewer} rows of that length"] if fewer > 0 else []
     ways += [f"{rows} rows of {shorter}"] if shorter > 0 else []
+    where = "free" if model.device.type == "cuda" else "in this machine"
+    fitting_ones = " or ".join(ways) + " would fit" if ways else "no cache fits beside this model"
     raise RCDError(
         f"the cache of {rows} rows of {capacity} positions needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} are "
-        f"free; {' or '.join(ways) + ' would fit' if ways else 'no cache fits beside this model'}."
+        f"{where}; {fitting_ones}."
     )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from rcd.api import Pipeline, load
-from rcd.errors import RCDError, first_line
+from rcd.errors import RCDError, first_line, out_of_memory
 from rcd.evaluate.campaign import Grid, Place
 from rcd.evaluate.evaluation import evaluate
 
@@ -84,8 +84,7 @@ class Worker:
 
 def _told(error: Exception, folder: Path) -> str:
     """One sentence of an error that is not the user's; the rest goes to a file."""
-    memory = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
-    if memory:
+    if out_of_memory(error):
         return f"out of memory ({first_line(error)}); a smaller --batch or --jobs may help."
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rcd.errors import one_of
+from rcd.errors import RCDError, one_of
 
 
 def parts_for(device: torch.device) -> Any:
@@ -21,6 +21,10 @@ def parts_for(device: torch.device) -> Any:
         one_of("RCD_KERNELS", wish, ("plain", "fused"))
     if wish == "plain" or (device.type != "cuda" and wish != "fused"):
         return import_module("rcd.kernels.plain")
+    if device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):
+        raise RCDError(
+            "RCD_KERNELS=fused needs a GPU, or TRITON_INTERPRET=1 for Triton's slow interpreter; leave it away."
+        )
     try:
         return import_module("rcd.kernels.fused")
     except ImportError as error:

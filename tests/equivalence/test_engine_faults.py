@@ -16,7 +16,7 @@ from rcd import kernels
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Finished, Step
-from rcd.engine.engine import CACHE_SHARE, Request, check_room
+from rcd.engine.engine import CACHE_SHARE, Engine, Request, check_room
 from rcd.models.toy import toy
 from tests.conftest import exact
 from tests.equivalence.test_engine import NEW, PROMPTS, asked, canvas, config, engine, flying, outcomes, suffix
@@ -97,7 +97,43 @@ def test_a_request_s_number_and_seed_are_whole_numbers_and_its_prompt_any_row_of
     given = [Request(0, PROMPTS[0], NEW), odd, Request(2, iter(PROMPTS[0]), NEW)]  # type: ignore[arg-type]
     answers, failures = outcomes(served, given)
     assert answers[0] == answers[2]
-    assert failures == {1: "a request's seed must be a whole number, not 'x'."}
+    assert failures == {1: "request 1: its seed must be a whole number, not 'x'."}
+    same = [Request(0, PROMPTS[0], NEW), Request(0, PROMPTS[1], NEW)]
+    with pytest.raises(rcd.RCDError, match="two requests have the number 0"):
+        served.generate(same)
+    assert [type(event).__name__ for event in served.run(same)] == ["Failed", "Finished"]
+    with pytest.raises(rcd.RCDError, match="requests are Request"):
+        served.generate([PROMPTS[0]])  # type: ignore[list-item]
+
+
+def test_an_engine_has_one_run_at_a_time(models: dict[str, rcd.Pipeline]) -> None:
+    served = engine(models["sdar"], config())
+    left = served.run(asked())
+    next(left)
+    want = models["sdar"].generate(PROMPTS, config()).sequences
+    assert [one.ids for one in served.generate(asked())] == want
+    with pytest.raises(rcd.RCDError, match="left for another"):
+        list(left)
+    assert [one.ids for one in served.generate(asked())] == want
+
+
+def test_an_engine_says_what_it_is_made_of(models: dict[str, rcd.Pipeline]) -> None:
+    pipeline = models["sdar"]
+    with pytest.raises(rcd.RCDError, match=r"such as pipeline\.model"):
+        Engine(pipeline, pipeline.resolve(config()), rows=1, capacity=48)  # type: ignore[arg-type]
+    with pytest.raises(rcd.RCDError, match=r"pipeline\.resolve"):
+        Engine(pipeline.model, config(window="dual"), rows=1, capacity=48)
+    with pytest.raises(rcd.RCDError, match=r"would fit|no cache fits"):
+        Engine(pipeline.model, pipeline.resolve(config()), rows=10**9, capacity=48)
+
+
+def test_prompts_may_come_from_a_generator(models: dict[str, rcd.Pipeline]) -> None:
+    pipeline = models["sdar"]
+    assert pipeline.encode(prompt for prompt in PROMPTS) == PROMPTS  # type: ignore[arg-type]
+    assert pipeline.encode(iter(PROMPTS[0])) == [PROMPTS[0]]  # type: ignore[arg-type]
+    for odd in (5, None):
+        with pytest.raises(rcd.RCDError, match="prompts are texts"):
+            pipeline.generate(odd)  # type: ignore[arg-type]
 
 
 def test_a_bad_request_costs_no_work(models: dict[str, rcd.Pipeline]) -> None:
