@@ -44,10 +44,23 @@ def _fetch(weight, columns, inside, K, AHEAD: tl.constexpr):
 
 
 @triton.jit
-def _squares(squares, rows, real, M, COUNT, TILES: tl.constexpr):
-    """[TILES, rows] the parts of every token's sum of squares; asked for before a product, added up behind it."""
-    tile = tl.arange(0, TILES)
-    return tl.load(squares + tile[:, None] * M + rows[None, :], mask=(tile < COUNT)[:, None] & real[None, :], other=0.0)
+def _divided(
+    x, rows, real, weight, places, inside, squares, M, K, eps, COUNT,
+    BK: tl.constexpr, TILES: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The product, its tokens normed: the parts of their sums of squares [TILES, M] are asked for before it, and added
+    up behind it."""
+    if PDL:
+        _fetch(weight, places, inside, K, AHEAD)
+        tl.extra.cuda.gdc_wait()
+    if TILES > 0:
+        tile = tl.arange(0, TILES)
+        there = (tile < COUNT)[:, None] & real[None, :]
+        found = tl.load(squares + tile[:, None] * M + rows[None, :], mask=there, other=0.0)
+    total = _product(x, rows, real, weight, places, inside, K, K, BK)
+    if TILES > 0:
+        total = total * tl.rsqrt(tl.sum(found, axis=0) / K + eps)[None, :]
+    return total
 
 
 @triton.jit
@@ -59,14 +72,7 @@ def _linear(
     """A tile of columns: out [M, N]."""
     columns, rows = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BM)
     inside, real = columns < N, rows < M
-    if PDL:
-        _fetch(weight, columns, inside, K, AHEAD)
-        tl.extra.cuda.gdc_wait()
-    if TILES > 0:
-        found = _squares(squares, rows, real, M, COUNT, TILES)
-    total = _product(x, rows, real, weight, columns, inside, K, K, BK)
-    if TILES > 0:
-        total = total * tl.rsqrt(tl.sum(found, axis=0) / K + eps)[None, :]
+    total = _divided(x, rows, real, weight, columns, inside, squares, M, K, eps, COUNT, BK, TILES, AHEAD, PDL)
     if BIAS:
         total += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)[:, None]
     if PDL:
@@ -129,14 +135,7 @@ def _gated(
     both, rows = tl.arange(0, BN), tl.arange(0, BM)
     column = tl.program_id(0) * HALF + both % HALF
     places, inside, real = column + (both // HALF) * F, column < F, rows < M
-    if PDL:
-        _fetch(weight, places, inside, K, AHEAD)
-        tl.extra.cuda.gdc_wait()
-    if TILES > 0:
-        found = _squares(squares, rows, real, M, COUNT, TILES)
-    total = _product(x, rows, real, weight, places, inside, K, K, BK)
-    if TILES > 0:
-        total = total * tl.rsqrt(tl.sum(found, axis=0) / K + eps)[None, :]
+    total = _divided(x, rows, real, weight, places, inside, squares, M, K, eps, COUNT, BK, TILES, AHEAD, PDL)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     gate, up = tl.split(tl.permute(tl.reshape(total, (2, HALF, BM)), (1, 2, 0)))
