@@ -140,9 +140,10 @@ class Engine:
         """Serve all requests: a Finished or a Failed for each (and a Step for every step, where the engine watches). A
         run that is left before its end drops what it was serving, and the next one begins afresh: there is one at a
         time."""
-        self._drop()
-        self._run, waiting, more = object(), iter(requests), True
-        mine = self._run
+        if self._run is not None:  # an open one; what was admitted by hand is served
+            self._drop()
+        self._run = mine = object()
+        waiting, more = iter(requests), True
         try:
             while more or self._serving or self._flying:
                 while more and len(self._serving) < self.cache.rows:
@@ -157,6 +158,7 @@ class Engine:
                     self._still(mine)
         finally:
             if self._run is mine:
+                self._run = None
                 self._drop()
 
     def _still(self, run: object) -> None:
