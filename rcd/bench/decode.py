@@ -17,7 +17,7 @@ import torch
 from rcd.carry.base import Carry
 from rcd.carry.none import NoCarry
 from rcd.carry.residual import Residual
-from rcd.decode.config import DELTAS, DecodeConfig
+from rcd.decode.config import DELTAS, DecodeConfig, fitting
 from rcd.decode.events import Finished
 from rcd.decode.lanes import Lane
 from rcd.engine.backbone import position_bytes
@@ -75,6 +75,9 @@ class Workload:
 
     def check(self, model: ModelSettings) -> None:
         """Refuse, before a large model is made, what it cannot decode."""
+        able = [window for window in fitting(model) if window in WINDOWS]
+        if self.window not in able:
+            raise RCDError(f"the window {self.window!r} does not fit this checkpoint; take {' or '.join(able)}.")
         self.config(SEQD).resolved(model)
         if self.length > model.context_length:
             raise RCDError(
