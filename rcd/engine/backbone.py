@@ -9,15 +9,18 @@ Shapes: N slots, Q tokens, D width, R rows, G key/value heads, T positions, C he
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rcd.errors import RCDError
+from rcd.errors import RCDError, out_of_memory
 from rcd.models.lm import DiffusionLM
 
+CACHE_SHARE = 0.85
+"""Of the memory that is free, the part that a cache may take; the rest is for the passes."""
 COUNTS = 4096
 """Counters of a product's parts: as many as a width has tiles, and more."""
 BACKBONES = ("Qwen3Model", "Qwen2Model", "LlamaModel")
@@ -84,6 +87,38 @@ def position_bytes(model: DiffusionLM) -> int:
 
 def cache_bytes(model: DiffusionLM, rows: int, capacity: int) -> int:
     return position_bytes(model) * (rows + 1) * capacity
+
+
+def made_cache(model: DiffusionLM, rows: int, capacity: int) -> Cache:
+    try:
+        return Cache(model, rows, capacity)
+    except RuntimeError as error:
+        if not out_of_memory(error):
+            raise
+        raise RCDError(
+            f"the cache of {rows} rows of {capacity} positions ran out of memory; take fewer or shorter rows."
+        ) from error
+
+
+def check_room(model: DiffusionLM, rows: int, capacity: int) -> None:
+    """Refuse a cache that cannot fit, and say what would."""
+    if model.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(model.device)
+        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
+    else:
+        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # all of it: other programs may give some back
+    room, needed = int(CACHE_SHARE * free), cache_bytes(model, rows, capacity)
+    if needed <= room:
+        return
+    fewer, shorter = room // cache_bytes(model, 0, capacity) - 1, room // cache_bytes(model, rows, 1) // 64 * 64
+    ways = [f"{fewer} rows of that length"] if fewer > 0 else []
+    ways += [f"{rows} rows of {shorter}"] if shorter > 0 else []
+    where = "free" if model.device.type == "cuda" else "in this machine"
+    fitting_ones = " or ".join(ways) + " would fit" if ways else "no cache fits beside this model"
+    raise RCDError(
+        f"the cache of {rows} rows of {capacity} positions needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} are "
+        f"{where}; {fitting_ones}."
+    )
 
 
 def misfit(model: DiffusionLM) -> str | None:

@@ -8,7 +8,6 @@ fails is an event like an answer, and disturbs no other.
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from rcd.decode.events import Counts, Event, Failed, Finished, Step
 from rcd.decode.step import Rules
 from rcd.decode.stopping import check_prompts, cut
 from rcd.diffusion.noise import signed
-from rcd.engine.backbone import Backbone, Cache, Slots, cache_bytes, misfit
+from rcd.engine.backbone import Backbone, Slots, check_room, made_cache, misfit
 from rcd.engine.blocks import Blocks
 from rcd.engine.canvas import Canvas
 from rcd.engine.model import SlotModel
@@ -31,13 +30,11 @@ from rcd.engine.requests import Request as Request
 from rcd.engine.requests import Serving, Stats
 from rcd.engine.rows import REPORT, Rows, Terms
 from rcd.engine.steps import Size, Steps, Told, Window
-from rcd.errors import RCDError, out_of_memory, whole
+from rcd.errors import RCDError, whole
 from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM
 
 LAG = 1
-CACHE_SHARE = 0.85
-"""Of the memory that is free, the part that a cache may take; the rest is for the passes."""
 WINDOWS: dict[str, Any] = {"blockwise": Blocks, "d2f": Blocks, **dict.fromkeys(CACHED, Canvas)}
 
 
@@ -93,7 +90,7 @@ class Engine:
         terms, capacity = self.window.terms, self.window.room(capacity)
         check_room(model, rows, capacity)
         parts = parts_for(model.device)
-        self.cache = _made(model, rows, capacity)
+        self.cache = made_cache(model, rows, capacity)
         backbone = Backbone(model, parts)
         backbone.turns(capacity)
         self.slotted = SlotModel(model, backbone, self.cache, parts)
@@ -344,35 +341,3 @@ def _sent(values: Sequence[int], device: torch.device) -> Tensor:
     """Whole numbers on the device, without waiting for it."""
     here = torch.tensor(values, dtype=torch.long)
     return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here
-
-
-def _made(model: DiffusionLM, rows: int, capacity: int) -> Cache:
-    try:
-        return Cache(model, rows, capacity)
-    except (torch.OutOfMemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
-            raise
-        raise RCDError(
-            f"the cache of {rows} rows of {capacity} positions ran out of memory; take fewer or shorter rows."
-        ) from error
-
-
-def check_room(model: DiffusionLM, rows: int, capacity: int) -> None:
-    """Refuse a cache that cannot fit, and say what would."""
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # all of it: other programs may give some back
-    room, needed = int(CACHE_SHARE * free), cache_bytes(model, rows, capacity)
-    if needed <= room:
-        return
-    fewer, shorter = room // cache_bytes(model, 0, capacity) - 1, room // cache_bytes(model, rows, 1) // 64 * 64
-    ways = [f"{fewer} rows of that length"] if fewer > 0 else []
-    ways += [f"{rows} rows of {shorter}"] if shorter > 0 else []
-    where = "free" if model.device.type == "cuda" else "in this machine"
-    fitting_ones = " or ".join(ways) + " would fit" if ways else "no cache fits beside this model"
-    raise RCDError(
-        f"the cache of {rows} rows of {capacity} positions needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} are "
-        f"{where}; {fitting_ones}."
-    )

@@ -148,7 +148,8 @@ def _gated(
 
 def _skinny(tokens: int, weight: Tensor) -> bool:
     """Whether a product is done here: of few tokens, in bf16, and on a GPU that the tiles are measured for."""
-    return tokens <= SKINNY and weight.shape[1] % 512 == 0 and weight.dtype == torch.bfloat16 and early()
+    few = tokens <= SKINNY and weight.shape[1] % 512 == 0
+    return few and weight.dtype == torch.bfloat16 and weight.is_cuda and early()
 
 
 TILES: dict[str, tuple[int, int, int, int, int]] = {

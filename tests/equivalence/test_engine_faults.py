@@ -16,7 +16,8 @@ from rcd import kernels
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Finished, Step
-from rcd.engine.engine import CACHE_SHARE, Engine, Request, check_room
+from rcd.engine.backbone import CACHE_SHARE, check_room
+from rcd.engine.engine import Engine, Request
 from rcd.models.toy import toy
 from tests.conftest import exact
 from tests.equivalence.test_engine import NEW, PROMPTS, asked, canvas, config, engine, flying, outcomes, suffix
@@ -305,7 +306,7 @@ def test_a_cache_that_cannot_be_made_is_one_sentence(
     def full(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr("rcd.engine.engine.Cache", full)
+    monkeypatch.setattr("rcd.engine.backbone.Cache", full)
     with pytest.raises(rcd.RCDError, match="fewer or shorter rows"):
         engine(models["sdar"], config())
 
