@@ -164,27 +164,15 @@ def test_what_is_trained_is_what_is_decoded(family: str) -> None:
     assert state is not None
     number, residual = state
     assert isinstance(residual, ResidualState)
-    full = Residual().refresh(None, _Shape(given.ids.shape, 128), target.codebook)
-    alpha, delta = full.alpha.double(), full.delta
+    full = Residual().cold((len(given.ids), given.ids.shape[1]), target.codebook)
+    alpha, delta = full.alpha, full.delta
     rows, slots = layout.source.unbind(1)
-    alpha[rows, slots] = residual.alpha[number[rows, slots]].double()
+    alpha[rows, slots] = residual.alpha[number[rows, slots]]
     delta[rows, slots] = residual.delta[number[rows, slots]]
     seen = View(given.position, layout.attention)
-    decoded = target(layout.ids, seen, Residual(), ResidualState(alpha.float(), delta)).hidden[rows, slots]
+    decoded = target(layout.ids, seen, Residual(), ResidualState(alpha, delta)).hidden[rows, slots]
     trained = objective._hidden(target, layout, ResidualState(residual.alpha, residual.delta))
-    torch.testing.assert_close(trained, decoded, atol=1e-6, rtol=0)
-
-
-class _Shape:
-    def __init__(self, shape: Any, vocabulary: int):
-        self.shape = (*shape, vocabulary)
-        self.device = torch.device("cpu")
-        self.generators: list[torch.Generator] = []
-
-    def own(self) -> Any:
-        raise AssertionError
-
-    reference = own
+    torch.testing.assert_close(trained, decoded, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
