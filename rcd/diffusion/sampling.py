@@ -38,6 +38,11 @@ class SamplingSettings:
     )
 
 
+def exact(device: torch.device) -> torch.dtype:
+    """What many probabilities are added up in: fp64, but on MPS, which has none. Noise is of that dtype, too."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def filter_top_k(logits: Tensor, k: int) -> Tensor:
     """Everything below the k-th largest logit is out; ties with it stay."""
     if k <= 0 or k >= logits.shape[-1]:
@@ -59,7 +64,7 @@ def filter_top_p(logits: Tensor, p: float, k: int = 0) -> Tensor:
 
 def drawn(logits_BLV: Tensor, settings: SamplingSettings, noise_BL: Tensor) -> Tensor:
     """One exact draw per position [B, L] from softmax(logits / temperature), filtered, without the ids of `never`; the
-    one with which the cumulated mass exceeds the noise (U[0, 1), fp64) as a share of all.
+    one with which the cumulated mass exceeds the noise (U[0, 1), fp64 where the device has it) as a share of all.
 
     One number a position instead of one for each id (Gumbel), which would cost a random array of the vocabulary's size:
     the mass is added up by chunks of ids, the noise falls into one of them, and only there the ids are looked at. Sums
@@ -75,13 +80,13 @@ def drawn(logits_BLV: Tensor, settings: SamplingSettings, noise_BL: Tensor) -> T
         z /= settings.temperature
     z = filter_top_p(filter_top_k(z, settings.top_k), settings.top_p, settings.top_k)
     mass = z.sub_(z.amax(-1, keepdim=True)).exp_().unflatten(-1, (-1, chunk))
-    sums = mass.sum(-1, dtype=torch.float64)
+    sums = mass.sum(-1, dtype=exact(mass.device))
     edge = sums.cumsum(-1)
     aim = noise_BL.unsqueeze(-1) * edge[..., -1:]
     part = _first(sums, edge, aim)
     before = (edge - sums).gather(-1, part)
     inner = mass.gather(-2, part.unsqueeze(-1).expand(*part.shape, chunk)).squeeze(-2)
-    return (part * chunk + _first(inner, inner.cumsum(-1, dtype=torch.float64), aim - before)).squeeze(-1)
+    return (part * chunk + _first(inner, inner.cumsum(-1, dtype=exact(mass.device)), aim - before)).squeeze(-1)
 
 
 def _first(mass: Tensor, edge: Tensor, aim: Tensor) -> Tensor:

@@ -94,6 +94,7 @@ def test_the_declarations_are_those_of_the_methods(carry: Carry, dtype: torch.dt
     assert [(t.shape, t.dtype) for t in cold.tensors()] == [(t.shape, t.dtype) for t in state.tensors()]
     assert all(tensor.shape[:2] == (B, L) for tensor in state.tensors())
     assert (cold.alpha is None) == (state.alpha is None)
+    assert (state.alpha is None) == (state.delta is None)
     if state.alpha is not None:
         assert state.alpha.shape == (B, L) and state.alpha.dtype == torch.promote_types(dtype, torch.float32)
         assert float(state.alpha.max()) <= carry.strongest + 1e-6
