@@ -8,16 +8,22 @@ that is in flight behind unfinished ones) a rule commits what is good enough by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from rcd.settings import setting, settings
 
-@dataclass(frozen=True)
+
+@settings
 class CommitSettings:
-    threshold: float = 0.85
-    factor: float = 1.0
+    threshold: float = setting(
+        default=0.85, help="Of the rule `threshold`: predictions above it are committed.", ge=0, le=1,
+        why="1 commits one token a step",
+    )  # fmt: skip
+    factor: float = setting(
+        default=1.0, help="Of the rule `factor`: the r-th most confident is committed from 1 - factor / (r + 1) on.",
+        ge=0,
+    )  # fmt: skip
 
 
 def top(confidence_BL: Tensor, count_B: Tensor) -> Tensor:

@@ -5,30 +5,37 @@ Shapes: B batch, L window, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from rcd.residual.context import wide
 from rcd.residual.distribution import Distribution, without
+from rcd.settings import setting, settings
 
 NEVER = float("-inf")
 CHUNK = 512
 """Ids whose mass is added up before one of them is looked for."""
 
 
-@dataclass(frozen=True)
+@settings
 class SamplingSettings:
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    tempered_confidence: bool = True
-    """Confidence from softmax(z / temperature), as SDAR's evaluator has it; false: from softmax(z), as LLaDA's."""
-    never: tuple[int, ...] = ()
-    """Ids that are never sampled: the mask, always."""
-    last: tuple[int, ...] = ()
-    """Ids that may be sampled, but with confidence 0: committed only when nothing else is left. The other tokens'
-    confidences are renormalised without them, as LLaDA's `confidence_eos_eot_inf` does."""
+    temperature: float = setting(default=0.0, help="0: the most probable token.", ge=0, why="0 is greedy")
+    top_k: int = setting(default=0, help="Draw from the k most probable tokens alone; 0: from all.", ge=0)
+    top_p: float = setting(
+        default=1.0, help="Draw from the most probable tokens that reach this mass together.", ge=1e-6, le=1,
+        why="1 keeps every token",
+    )  # fmt: skip
+    tempered_confidence: bool = setting(
+        default=True,
+        help="Confidence from softmax(z / temperature), as SDAR's evaluator has it; false: from softmax(z), as "
+        "LLaDA's.",
+    )
+    never: tuple[int, ...] = setting(default=(), help="Ids that are never sampled: the mask, always.")
+    last: tuple[int, ...] = setting(
+        default=(),
+        help="Ids that may be sampled, but with confidence 0: committed only when nothing else is left. The other "
+        "tokens' confidences are renormalised without them, as LLaDA's `confidence_eos_eot_inf` does.",
+    )
 
 
 def filter_top_k(logits: Tensor, k: int) -> Tensor:
@@ -59,7 +66,7 @@ def drawn(logits_BLV: Tensor, settings: SamplingSettings, noise_BL: Tensor) -> T
     are fp64: in fp32, 150k cumulated numbers would lose the unlikely ones."""
     size = logits_BLV.shape[-1]
     chunk = min(CHUNK, size)
-    z = logits_BLV.new_empty(*logits_BLV.shape[:-1], -(-size // chunk) * chunk, dtype=torch.float32)
+    z = logits_BLV.new_empty(*logits_BLV.shape[:-1], -(-size // chunk) * chunk, dtype=wide(logits_BLV))
     z[..., :size] = logits_BLV
     z[..., size:] = NEVER
     for one in settings.never:

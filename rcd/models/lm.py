@@ -77,7 +77,7 @@ class DiffusionLM(nn.Module):
         self.backbone = backbone
         self.head = head
         self.carry_parameters: nn.Module | None = None
-        """What the carry has learnt (`rcd.carry.base.LearntCarry`)."""
+        """What the carry has learnt (`rcd.carry.base.Carry.parameters`)."""
 
     @property
     def codebook(self) -> Tensor:

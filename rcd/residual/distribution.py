@@ -1,4 +1,4 @@
-"""What a step predicts: one categorical distribution per position, its statistics computed once and in fp32.
+"""What a step predicts: one categorical distribution per position, its statistics computed once, in fp32 or wider.
 
 Shapes: B batch, L window, V vocabulary, D embedding.
 """
@@ -10,11 +10,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rcd.residual.context import soft_embedding
+from rcd.residual.context import soft_embedding, wide
 
 
 class Distribution:
-    """softmax(logits / temperature), fp32 whatever the dtype of the logits; every statistic is lazy and kept."""
+    """softmax(logits / temperature), in fp32, or in fp64 where the logits are; every statistic is lazy and kept."""
 
     def __init__(self, logits_BLV: Tensor, temperature: float = 1.0):
         self.logits = logits_BLV
@@ -22,7 +22,7 @@ class Distribution:
 
     @cached_property
     def scaled(self) -> Tensor:
-        z = self.logits.float()
+        z = self.logits.to(wide(self.logits))
         return z if self.temperature == 1.0 else z / self.temperature
 
     @cached_property
@@ -45,7 +45,7 @@ class Distribution:
 
     def log_p(self, token_BL: Tensor) -> Tensor:
         """log p of the given tokens, [B, L]."""
-        z = self.logits.gather(-1, token_BL.unsqueeze(-1)).squeeze(-1).float()
+        z = self.logits.gather(-1, token_BL.unsqueeze(-1)).squeeze(-1).to(wide(self.logits))
         return (z if self.temperature == 1.0 else z / self.temperature) - self.normaliser
 
     def entropy_at(self, temperature: float) -> Tensor:

@@ -11,12 +11,12 @@ import rcd
 from rcd import registry
 
 ROOT = Path(rcd.__file__).parent
-# a room may import from the rooms on its left (and errors, registry)
+# a room may import from the rooms on its left (and errors, registry, settings)
 ORDER = [
     "residual", "kernels", "diffusion", "carry", "data", "models", "train", "recipes", "decode", "engine", "api",
     "evaluate", "bench", "cli",
 ]  # fmt: skip
-SHARED = {"errors", "registry"}
+SHARED = {"errors", "registry", "settings"}
 
 
 def room(module: str) -> str | None:
