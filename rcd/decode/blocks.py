@@ -58,20 +58,22 @@ def least(share_BN: Tensor, flying_BN: Tensor, step_BN: Tensor, steps_B: Tensor,
     return quota(whole, torch.where(steps_B > 0, steps_B, config.block)[:, None], step_BN) * active
 
 
-def one_in_flight(config: DecodeConfig) -> DecodeConfig:
-    """`blockwise` as `d2f` with one block."""
-    return replace(config, blocks_in_flight=1) if config.window == "blockwise" else config
+def blockwise(terms: Terms, capacity: int) -> Blocks:
+    """One cached block at a time on an absolute grid (SDAR)."""
+    return Blocks(replace(terms, config=replace(terms.config, blocks_in_flight=1)))
+
+
+def d2f(terms: Terms, capacity: int) -> Blocks:
+    """Several blocks in flight, block-causal, the finished ones cached (D2F; SDAR, and LLaDA as D2F trains it)."""
+    return Blocks(terms)
 
 
 @dataclass(frozen=True)
 class Blocks:
     terms: Terms
 
-    @classmethod
-    def of(cls, terms: Terms, capacity: int) -> Blocks:
-        return cls(replace(terms, config=one_in_flight(terms.config)))
-
     shared: ClassVar[bool] = False
+    spare: ClassVar[int] = 0
 
     @property
     def most(self) -> int:
@@ -168,6 +170,16 @@ class Blocks:
 
     def start_size(self, serving: Sequence[Serving]) -> Size:
         return (len(serving),)
+
+    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
+        return tuple(fresh)
+
+    def due_after_start(self, one: Serving) -> int:
+        return 0
+
+    def span(self, prompt: int, new: int) -> int:
+        """Positions of the answer that events tell of: its last block is a whole one."""
+        return self.needs(prompt, new) - prompt
 
     def starting(self, rows: Rows, count: int, reference: bool) -> tuple[Tensor, Slots, Tensor, Tensor]:
         """(ids, slots, rows [count], states [count]): a plain pass over what the rows whose newest block is fresh have in flight and

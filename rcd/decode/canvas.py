@@ -35,15 +35,31 @@ def canvas_length(needed: int) -> int:
     return -(-needed // unit) * unit
 
 
+def bidirectional(terms: Terms, capacity: int) -> Canvas:
+    """The whole canvas at every step, in blocks or at once (LLaDA, Dream)."""
+    return Canvas(terms, -(-capacity // terms.b))
+
+
+def prefix(terms: Terms, capacity: int) -> Canvas:
+    """The block and all behind it; what stands before is read once a block (Fast-dLLM's prefix cache; LLaDA, Dream)."""
+    return Canvas(terms, -(-capacity // terms.b))
+
+
+def dual(terms: Terms, capacity: int) -> Canvas:
+    """The block alone; the rest of the canvas is read once a block (Fast-dLLM's dual cache; LLaDA, Dream)."""
+    return Canvas(terms, -(-capacity // terms.b))
+
+
 @dataclass(frozen=True)
 class Canvas:
     terms: Terms
     most: int
     """Blocks of the longest answer, J."""
 
-    @classmethod
-    def of(cls, terms: Terms, capacity: int) -> Canvas:
-        return cls(terms, -(-capacity // terms.b))
+    @property
+    def spare(self) -> int:
+        """Positions behind a row's end that a part may reach into, by less than a block."""
+        return self.terms.b
 
     @property
     def suffix(self) -> bool:
@@ -129,6 +145,16 @@ class Canvas:
         """Of those that are as long as the first."""
         same = [one for one in serving if one.length == serving[0].length]
         return len(same), self._below(same[0].length), same[0].length, max(one.blocks for one in same)
+
+    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
+        first = next(iter(fresh.values()))
+        return tuple(row for row, one in fresh.items() if one.length == first.length)
+
+    def due_after_start(self, one: Serving) -> int:
+        return one.due
+
+    def span(self, prompt: int, new: int) -> int:
+        return new
 
     def _below(self, length: int) -> int:
         """The longest text that needs less than such a whole pass."""

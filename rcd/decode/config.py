@@ -47,38 +47,53 @@ def rounded_length(length: int) -> int:
     return 3 * power // 4 if 3 * power // 4 >= max(length, 16) else power
 
 
+def capacity_for(needed: int, config: DecodeConfig, model: ModelSettings) -> int:
+    """Positions of an engine's row for texts that need so many: rounded up, so that a slightly longer text needs no new
+    engine."""
+    grid = max(64, config.grid(model))
+    if config.window in CACHED or config.window == "bidirectional":
+        blocks = config.block - 1  # an answer's last block is a whole one
+        return -(-(needed + blocks) // 64) * 64 + 64
+    return -(-needed // grid) * grid + (config.block if config.rounding(model)[1] > 1 else 0)
+
+
 @settings
 class RequestSettings:
     """What every request may set for itself, whoever shares its batch."""
 
     max_new_tokens: int | None = setting(
-        None, "The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has room "
+        default=None, help="The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has room "
         "for.", ge=1,
     )  # fmt: skip
     threshold: float = setting(
-        0.85, "Commit what is surer than this, and at least the best one.", ge=0, le=1, why="1 commits one token a step"
+        default=0.85, help="Commit what is surer than this, and at least the best one.", ge=0, le=1, why="1 commits one token a step"
     )
-    factor: float = setting(1.0, "Of the commit rule `factor`.", ge=0)
+    factor: float = setting(
+        default=1.0, help="Of the commit rule `factor`.", ge=0)
     num_inference_steps: int | None = setting(
-        None, "At most this many denoising steps a block: each step then commits at least its share of the block "
+        default=None, help="At most this many denoising steps a block: each step then commits at least its share of the block "
         "(SDAR's dynamic and static rules). None: at least one token a step, as in the paper.", ge=1,
     )  # fmt: skip
-    temperature: float = setting(0.0, "0 is greedy.", ge=0, why="0 is greedy")
-    top_k: int = setting(0, "Draw from the k most probable tokens; 0 is off.", ge=0)
+    temperature: float = setting(
+        default=0.0, help="0 is greedy.", ge=0, why="0 is greedy")
+    top_k: int = setting(
+        default=0, help="Draw from the k most probable tokens; 0 is off.", ge=0)
     top_p: float = setting(
-        1.0, "Draw from the smallest set of tokens of this mass; 1 is off.", ge=1e-6, le=1, why="1 keeps every token"
+        default=1.0, help="Draw from the smallest set of tokens of this mass; 1 is off.", ge=1e-6, le=1, why="1 keeps every token"
     )
     seed: int = setting(
-        0, "What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it.", ge=0, le=2**63 - 1
+        default=0, help="What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it.", ge=0, le=2**63 - 1
     )
     residual_scale: float = setting(
-        1.0, "Multiplies the weight of what is carried; 0 decodes without (SeqD).", ge=0, le=1,
+        default=1.0, help="Multiplies the weight of what is carried; 0 decodes without (SeqD).", ge=0, le=1,
         why="alpha_scale of the carry goes above 1",
     )  # fmt: skip
-    stop: tuple[str, ...] = setting((), "Texts that end the answer, and are not part of it.")
-    stop_ids: tuple[int, ...] = setting((), "Tokens that end the answer, beside the checkpoint's own end tokens.")
+    stop: tuple[str, ...] = setting(
+        default=(), help="Texts that end the answer, and are not part of it.")
+    stop_ids: tuple[int, ...] = setting(
+        default=(), help="Tokens that end the answer, beside the checkpoint's own end tokens.")
     logprobs: int | None = setting(
-        None, "Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
+        default=None, help="Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
         le=MOST_LOGPROBS,
     )  # fmt: skip
 
@@ -114,67 +129,70 @@ class DecodeConfig(RequestSettings):
     """The argument names are those of diffusers and transformers where they have one."""
 
     block_length: int | None = setting(
-        None, "None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block).", ge=1
+        default=None, help="None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block).", ge=1
     )
     carry: str | Carry | None = setting(
-        None, "A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else "
+        default=None, help="A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else "
         "`none`.", choices="carry",
     )  # fmt: skip
     carry_scope: str = setting(
-        "canvas", "On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; "
+        default="canvas", help="On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; "
         "`block` only in the block being decoded, with a fresh start for each. The paper does not say; Eq. 2 reads as "
         "`canvas`.", choices=("canvas", "block"),
     )  # fmt: skip
     window: str | None = setting(
-        None, "Which positions a step computes (`rcd list window`). None: `blockwise` for block-causal models, "
+        default=None, help="Which positions a step computes (`rcd list window`). None: `blockwise` for block-causal models, "
         "`bidirectional` for the others.", choices="window",
     )  # fmt: skip
     refresh_every: int | None = setting(
-        None, "With the windows `prefix` and `dual`: steps of a block between two passes over the whole canvas. None: "
+        default=None, help="With the windows `prefix` and `dual`: steps of a block between two passes over the whole canvas. None: "
         "one such pass at each block's start; 1: every step.", ge=1,
     )  # fmt: skip
     block_add_threshold: float = setting(
-        0.7, "With the window `d2f`: a block is added when this share of the last one is decoded.", ge=0, le=1,
+        default=0.7, help="With the window `d2f`: a block is added when this share of the last one is decoded.", ge=0, le=1,
         why="1 waits for the whole block",
     )  # fmt: skip
     decoded_token_threshold: float = setting(
-        0.95, "With the window `d2f`: a block must make progress at every step, as the only one would, from when this "
+        default=0.95, help="With the window `d2f`: a block must make progress at every step, as the only one would, from when this "
         "share of its left neighbour is decoded.", ge=0, le=1, why="1 waits for the whole block",
     )  # fmt: skip
     blocks_in_flight: int = setting(
-        4, "With the window `d2f`: at most so many blocks at once, from the first unfinished to the last.", ge=1
+        default=4, help="With the window `d2f`: at most so many blocks at once, from the first unfinished to the last.", ge=1
     )
-    commit: str = setting("threshold", "Which predictions become tokens (`rcd list commit`).", choices="commit")
+    commit: str = setting(
+        default="threshold", help="Which predictions become tokens (`rcd list commit`).", choices="commit")
     confidence: str | None = setting(
-        None, "`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the family "
+        default=None, help="`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the family "
         "does.", choices=("tempered", "untempered"),
     )  # fmt: skip
     eos_early_stop: bool = setting(
-        True, "Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are not "
+        default=True, help="Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are not "
         "committed, and decoding stops when no other is left. False: finish the block (blockwise) or the whole canvas "
         "(bidirectional), filler included, as the families' own code does.",
     )  # fmt: skip
     eos_suppression: str = setting(
-        "none", "LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it "
+        default="none", help="LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it "
         "last (`confidence_eos_eot_inf`).", choices=("none", "logits", "confidence"),
     )  # fmt: skip
     delta: str | None = setting(
-        None, "Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest approximated "
+        default=None, help="Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest approximated "
         "(docs/engine.md says how well). None: `kept` for vocabularies of more than 16,384 tokens.",
         choices=("exact", "kept"),
     )  # fmt: skip
-    delta_tokens: int = setting(64, "On a GPU, tokens that `kept` keeps: a power of two.", ge=1)
-    delta_rank: int = setting(16, "On a GPU, directions of the codebook for the rest.", ge=1)
+    delta_tokens: int = setting(
+        default=64, help="On a GPU, tokens that `kept` keeps: a power of two.", ge=1)
+    delta_rank: int = setting(
+        default=16, help="On a GPU, directions of the codebook for the rest.", ge=1)
     passes: str | None = setting(
-        None, "`fused`: packed weights and kernels, for the backbones they know; `stock`: any transformers backbone as "
+        default=None, help="`fused`: packed weights and kernels, for the backbones they know; `stock`: any transformers backbone as "
         "it is. None: fused where that is possible.", choices=("fused", "stock"),
     )  # fmt: skip
     batch_invariant: bool = setting(
-        False, "Compute every row's products and attention apart, so that no bit of an answer depends on what shares "
+        default=False, help="Compute every row's products and attention apart, so that no bit of an answer depends on what shares "
         "its batch; slower. On a CPU only; a GPU's products depend on the batch.",
     )  # fmt: skip
     oracle: bool = setting(
-        False, "Decode by the plain reading of Algorithm 2 (rcd/decode/simple.py): one row at a time, no cache. Slow, "
+        default=False, help="Decode by the plain reading of Algorithm 2 (rcd/decode/simple.py): one row at a time, no cache. Slow, "
         "and for comparison.",
     )  # fmt: skip
 

@@ -6,13 +6,23 @@ Shapes: L window, K alternatives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from torch import Tensor
 
 
+class _OfARow:
+    """What Step, Finished and Failed share: the request that they are of."""
+
+    row: int
+
+    def renamed(self, row: int) -> Self:
+        return self if row == self.row else replace(self, row=row)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
-class Step:
+class Step(_OfARow):
     """One denoising step of one request, over a window of positions."""
 
     row: int
@@ -84,7 +94,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Finished:
+class Finished(_OfARow):
     """A request is answered."""
 
     row: int
@@ -103,7 +113,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Failed:
+class Failed(_OfARow):
     """A request cannot be answered, or was cancelled; the others go on."""
 
     row: int

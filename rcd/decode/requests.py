@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
+from rcd.decode.answers import Answer
 from rcd.decode.config import RequestSettings
 from rcd.decode.rows import Features
-from rcd.decode.step import Probe
+
+if TYPE_CHECKING:
+    from rcd.decode.probe import Look
 
 Size = tuple[int, ...]
 """Of a pass; what the numbers mean is the window's."""
@@ -23,15 +27,19 @@ class Request:
     row: int = 0
     watch: bool = False
     """Whether a Step is wanted after every step."""
-    probe: Probe | None = None
-    """What is shown every step of the request, as a batch of one."""
+    probe: Callable[[Look], None] | None = None
+    """What is shown every step of the request."""
 
-    @property
+    def numbered(self, row: int) -> Request:
+        return replace(self, row=row)
+
+    @cached_property
     def features(self) -> Features:
         asked = self.settings
         drawn = asked.temperature > 0
         return Features(
             draws=drawn, top_k=asked.top_k if drawn else 0, top_p=drawn and asked.top_p < 1,
+            sorts=drawn and asked.top_p < 1 and not asked.top_k,
             scaled=asked.residual_scale != 1, logprobs=asked.logprobs,
             watched=self.watch or bool(asked.stop) or asked.logprobs is not None, probed=self.probe is not None,
         )  # fmt: skip
@@ -60,6 +68,7 @@ class Serving:
 
     request: Request
     serial: int
+    answer: Answer
     left: int
     """Masks left in its first unfinished block."""
     ahead: int
@@ -81,19 +90,19 @@ class Serving:
     prefills: int = 0
     starts: int = 0
     references: int = 0
+    prompt: list[int] = field(default_factory=list)
     pieces: Iterator[tuple[int, int, int]] | None = None
-    """Of its prefill, those that are still to come; None when it takes steps."""
+    """Of its prefill, those behind the next one; None when it takes steps."""
+    piece: tuple[int, int, int] | None = None
+    """The next one."""
     generator: Any = None
     """What a start draws by."""
-    ids: list[int] = field(default_factory=list)
-    """The answer up to its first mask, where someone reads it."""
-    logprobs: dict[int, Any] = field(default_factory=dict)
-    """Place in the answer -> TokenLogprob."""
-    searched: int = 0
-    """How much of its text has been looked through for stop strings."""
-
     tick: int = 0
     """The last pass that was launched for it."""
+
+    def __post_init__(self) -> None:
+        if self.pieces is not None:
+            self.piece = next(self.pieces, None)
 
     def hear(self, due: int, ahead: int, left: int, step: int, flying: int, denoised: int, fresh: int) -> None:
         self.due, self.ahead, self.left, self.step, self.flying = due, ahead, left, step, flying

@@ -131,6 +131,8 @@ class Features:
     top_k: int = 0
     """The largest."""
     top_p: bool = False
+    sorts: bool = False
+    """Whether some row has a top_p and no top_k."""
     scaled: bool = False
     """Whether any residual is scaled."""
     logprobs: int | None = None
@@ -143,7 +145,7 @@ class Features:
         best = max((-1 if one.logprobs is None else one.logprobs for one in (self, other)))
         return Features(
             self.draws or other.draws, max(self.top_k, other.top_k), self.top_p or other.top_p,
-            self.scaled or other.scaled, None if best < 0 else best, self.watched or other.watched,
+            self.sorts or other.sorts, self.scaled or other.scaled, None if best < 0 else best, self.watched or other.watched,
             self.probed or other.probed,
         )  # fmt: skip
 
@@ -240,7 +242,7 @@ class Pass:
         knobs = Knobs(
             threshold=rows.threshold[row][:, None], factor=rows.factor[row][:, None],
             temperature=rows.temperature[row][:, None] if features.draws else 0.0,
-            top_k=rows.top_k[row][:, None] if features.top_k else 0, most_k=features.top_k,
+            top_k=rows.top_k[row][:, None] if features.top_k else 0, most_k=features.top_k, sorts=features.sorts,
             top_p=rows.top_p[row][:, None] if features.top_p else 1.0,
             scale=rows.scale[row] if features.scaled else None,
         )  # fmt: skip

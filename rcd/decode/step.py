@@ -45,6 +45,8 @@ class Knobs:
     top_k: int | Tensor = 0
     most_k: int = 0
     """The largest top_k."""
+    sorts: bool = True
+    """Whether some row has a top_p and no top_k."""
     top_p: float | Tensor = 1.0
     scale: Tensor | None = None
     """Of what is carried; None: 1."""
@@ -52,7 +54,7 @@ class Knobs:
     @classmethod
     def of(cls, asked: RequestSettings, device: torch.device) -> Knobs:
         scale = None if asked.residual_scale == 1.0 else torch.tensor([asked.residual_scale], device=device)
-        return cls(asked.threshold, asked.factor, asked.temperature, asked.top_k, asked.top_k, asked.top_p, scale)
+        return cls(asked.threshold, asked.factor, asked.temperature, asked.top_k, asked.top_k, True, asked.top_p, scale)
 
 
 @dataclass(frozen=True)
@@ -107,16 +109,15 @@ class Rules:
         """The same, reading the logits once: with `parts` (`rcd.kernels`), and with the delta that the settings ask
         for."""
         kept = self.carry.expects and config.keeps(model.settings.vocab_size)
-        how = Summariser.of(
-            parts, model, never=self.never[0], t_res=self.carry.entropy_temperature,
-            keep=config.delta_tokens if kept else 0, rank=config.delta_rank, carries=self.carry.carries,
-        )  # fmt: skip
-        return replace(self, summarise=how)
+        tail = model.tail(config.delta_rank) if kept else None
+        tokens, t_res = config.delta_tokens if kept else 0, self.carry.entropy_temperature
+        return replace(self, summarise=Summariser(parts, self.never[0], t_res, tokens, tail))
 
     def sampling(self, knobs: Knobs) -> SamplingSettings:
         return SamplingSettings(
-            knobs.temperature, knobs.top_k, knobs.top_p, self.tempered, self.never, self.last, knobs.most_k
-        )
+            knobs.temperature, knobs.top_k, knobs.top_p, self.tempered, self.never, self.last, knobs.most_k,
+            knobs.sorts,
+        )  # fmt: skip
 
 
 Best = tuple[Tensor, Tensor, Tensor]

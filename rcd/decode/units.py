@@ -23,6 +23,7 @@ from rcd.decode.rows import Features, Pass, Rows, Terms, Trace, move
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome, Rules, StepRecord, denoise
 from rcd.residual.distribution import Distribution, align_vocabulary
+from rcd.residual.start import Passes
 
 Record = Callable[[Pass, StepRecord], None]
 
@@ -42,8 +43,17 @@ class Window(Protocol):
         """Whether no pass reads what another one wrote, so that all layers may share a cache."""
         ...
 
+    @property
+    def spare(self) -> int:
+        """Positions of the cache beside those that texts need."""
+        ...
+
     def needs(self, prompt: int, new: int) -> int:
         """Positions that a request takes."""
+        ...
+
+    def span(self, prompt: int, new: int) -> int:
+        """Positions behind the prompt that events tell of."""
         ...
 
     def begin(self, prompt: int, new: int) -> dict[str, int]:
@@ -78,6 +88,14 @@ class Window(Protocol):
         """That of a pass from which fresh rows start: some of them, the first for certain."""
         ...
 
+    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
+        """Those rows."""
+        ...
+
+    def due_after_start(self, one: Serving) -> int:
+        """What `due` is of a row that a pass of the target has started."""
+        ...
+
     def slots(self, size: Size) -> int: ...
     def several(self, size: Size) -> bool:
         """Whether so many slots are of the same rows that their order matters."""
@@ -92,15 +110,6 @@ class Window(Protocol):
     def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]: ...
     def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor: ...
     def refreshed(self, rows: Rows, made: Pass) -> None: ...
-
-
-@dataclass(frozen=True)
-class StartPasses:
-    """What a carry's start may ask for beside a prediction (`rcd.residual.start.Passes`)."""
-
-    shape: tuple[int, int, int]
-    device: torch.device
-    generators: list[torch.Generator]
 
 
 @dataclass(frozen=True)
@@ -179,8 +188,8 @@ class Units:
         reference = carry.start_pass == "reference"
         ids, slots, row, state = window.starting(rows, *size, reference)
         read = self._read(reference, ids, slots, len(row))
-        passes = StartPasses((*read.logits.shape[:2], read.logits.shape[2]), ids.device, generators)
-        new = carry.start(read, passes, self.target.codebook)
+        shape = (*row.shape, *read.logits.shape[-2:])
+        new = carry.begin(read, Passes(shape, ids.device, generators), self.target.codebook)
         for kept, value in zip(rows.carry.tensors(), new.tensors(), strict=True):
             kept[state] = value.to(kept.dtype)
         theirs = row == rows.number[:, None]
@@ -197,8 +206,8 @@ class Units:
     def draw(self, row: int, prompt: int, new: int, generator: torch.Generator) -> None:
         """A row's start that needs no pass, but its generator."""
         length, codebook = self.window.drawn_start(prompt, new), self.target.codebook
-        passes = StartPasses((1, length, self.target.settings.vocab_size), codebook.device, [generator])
-        state, value = self.window.drawn_states(self.rows, row, self.rules.carry.start(None, passes, codebook))
+        passes = Passes((1, length, self.target.settings.vocab_size), codebook.device, [generator])
+        state, value = self.window.drawn_states(self.rows, row, self.rules.carry.begin(None, passes, codebook))
         for kept, new_value in zip(self.rows.carry.tensors(), value.tensors(), strict=True):
             kept[state] = new_value.to(kept.dtype)
         self.rows.fresh[row].fill_(False)
