@@ -67,6 +67,8 @@ class Prediction:
     """[B, P, V]"""
     hidden: Tensor
     """[B, P, D], after the final norm: what the head reads."""
+    raw: Tensor | None = None
+    """[B, P, D], before the final norm, where someone asked for it."""
 
 
 class DiffusionLM(nn.Module):
@@ -90,16 +92,18 @@ class DiffusionLM(nn.Module):
         return self.codebook.device
 
     @property
-    def edition(self) -> tuple[Any, ...]:
-        """Another one after the weights have been moved, cast, loaded or trained."""
+    def weights_version(self) -> tuple[Any, ...]:
+        """Another one after any weight has been moved, cast or replaced, or the codebook edited: what is computed from
+        weights ahead of time (packed matrices, the codebook's directions) is then made anew."""
         weight = self.codebook
-        return weight.data_ptr(), weight.dtype, weight.device, 0 if weight.is_inference() else weight._version
+        edits = 0 if weight.is_inference() else weight._version
+        return weight.dtype, weight.device, edits, hash(tuple(each.data_ptr() for each in self.parameters()))
 
     def tail(self, rank: int) -> Tail:
-        """The codebook's mean and strongest directions, computed once for every edition."""
-        held = self.__dict__.setdefault("_tails", {})
-        if rank not in held or held[rank][0] != self.edition:
-            held[rank] = self.edition, Tail.of(self.codebook.detach(), rank)
+        """The codebook's mean and strongest directions, computed once for every version of the weights."""
+        held, version = self.__dict__.setdefault("_tails", {}), self.weights_version
+        if rank not in held or held[rank][0] != version:
+            held[rank] = version, Tail.of(self.codebook.detach(), rank)
         one: Tail = held[rank][1]
         return one
 

@@ -213,6 +213,6 @@ def test_a_draw_needs_no_fp64_where_the_device_has_none(monkeypatch: pytest.Monk
     for settings in (SamplingSettings(0.7), SamplingSettings(1.3, top_k=4, top_p=0.8, never=(3,))):
         wanted = sample(Distribution(z), settings, noise.double())
         with monkeypatch.context() as patched, Narrow():
-            patched.setattr("rcd.diffusion.sampling.exact", lambda device: torch.float32)
+            patched.setattr("rcd.diffusion.sampling.finest", lambda device: torch.float32)
             narrow = sample(Distribution(z), settings, noise)
         assert torch.equal(narrow[0], wanted[0]) and torch.equal(narrow[1], wanted[1])
