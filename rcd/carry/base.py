@@ -82,9 +82,6 @@ class CarryState:
         return list(zip(self.tensors(), other.tensors(), strict=True))
 
 
-TensorState = CarryState
-
-
 class Carry(ABC):
     """At every step: inject -> [the model] -> update; a fresh block's first state is `begin`'s. What is declared below
     may be overridden by a class variable, a setting or a property."""
