@@ -151,7 +151,7 @@ class Pipeline:
 
         def make() -> Engine:
             return Engine(
-                self.model, replace(engine, max_new_tokens=resolved.new_tokens), rows=min(places, MOST_ROWS),
+                self.model, engine, rows=min(places, MOST_ROWS),
                 capacity=needed, reference=second, text=self.decode,
             )  # fmt: skip
 

@@ -222,7 +222,7 @@ class DecodeConfig(RequestSettings):
         """The part that is the engine's own; what a request sets is at its default. An answer that is one block of a
         canvas is one in any larger block, so that requests of several lengths share an engine."""
         block = self.block
-        if model.attention != "block_causal" and self.window != "d2f" and block >= self.new_tokens:
+        if model.attention != "block_causal" and self.window != "d2f" and block == self.new_tokens:
             block = self.new_tokens if self.batch_invariant else rounded_length(self.new_tokens)
         plain = RequestSettings()
         return replace(self, block_length=block, **{name: getattr(plain, name) for name in REQUEST})

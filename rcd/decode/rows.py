@@ -331,7 +331,7 @@ class Trace:
         draft = torch.where(asked, made.spread(seen.ids, outcome.token), after)
         blank = torch.zeros_like(seen.ids, dtype=outcome.confidence.dtype)
         confidence = made.spread(blank, outcome.confidence).masked_fill(~asked, float("nan"))
-        alpha = outcome.state.alpha
+        alpha = outcome.alpha
         shown = blank if alpha is None else made.spread(blank, alpha)
         left = (after == terms.model.mask_token_id) & seen.output
         trace = cls(
