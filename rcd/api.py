@@ -155,9 +155,7 @@ class Pipeline:
                 capacity=needed, reference=second, text=self.decode,
             )  # fmt: skip
 
-        return self.loop.submit(
-            request, key, make, needed=needed, rows=min(rows, MOST_ROWS), wait=wait, events=events
-        )
+        return self.loop.submit(request, key, make, needed=needed, rows=min(rows, MOST_ROWS), wait=wait, events=events)
 
     def _events(
         self,

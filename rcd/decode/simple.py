@@ -107,7 +107,11 @@ def decode(
     place = torch.arange(end) // b if causal else (torch.arange(end) - origin + b).clamp_min(0) // b
     reader = Reader(model, place if flying else None, mask)
     other = None if reference is None else Reader(reference, place if flying else None, mask)
-    state, knobs, generator = carry.cold((1, len(area)), model.codebook), Knobs.of(config, model.device), torch.Generator()
+    state, knobs, generator = (
+        carry.cold((1, len(area)), model.codebook),
+        Knobs.of(config, model.device),
+        torch.Generator(),
+    )
     generator.manual_seed(config.seed)
     answer, denoised, starts, refers, stored = Answer(row, config, settings.eos_token_ids, text), 0, 0, 0, 0
     step, total = torch.zeros(1, blocks, dtype=torch.long), torch.zeros(1, blocks)
@@ -150,7 +154,11 @@ def decode(
                 break
             entered, current = open_[0] != current, open_[0]
             since = 0 if entered else since
-            whole = config.window not in CACHED or entered or bool(config.refresh_every and since % config.refresh_every == 0)
+            whole = (
+                config.window not in CACHED
+                or entered
+                or bool(config.refresh_every and since % config.refresh_every == 0)
+            )
             if entered and (config.carry_scope == "block" or not denoised):
                 fresh = range(current, current + 1) if config.carry_scope == "block" else range(blocks)
             begin = origin + current * b
@@ -167,7 +175,9 @@ def decode(
             elif carry.start_pass == "reference" and other is not None:
                 refers, logits = refers + 1, other(ids, view).logits
                 seen = rules.distribution(align_vocabulary(logits, settings.vocab_size))
-            begun = carry.begin(seen, Passes((1, len(yet), settings.vocab_size), ids.device, [generator]), model.codebook)
+            begun = carry.begin(
+                seen, Passes((1, len(yet), settings.vocab_size), ids.device, [generator]), model.codebook
+            )
             mine = (number >= fresh[0]) & (number <= fresh[-1])
             state = state.put_at((yet - origin)[None], begun, mine[yet - origin][None])
         entering = state.at(where.flatten()[None])
@@ -176,7 +186,10 @@ def decode(
         if carry.step_pass == "reference" and other is not None:
             refers, logits = refers + 1, other(ids, Sight(read, predicted, whole)).logits
             seen = rules.distribution(align_vocabulary(logits, settings.vocab_size))
-            finite, entering = bool(torch.isfinite(seen.normaliser).all()), carry.refresh(entering, seen, model.codebook)
+            finite, entering = (
+                bool(torch.isfinite(seen.normaliser).all()),
+                carry.refresh(entering, seen, model.codebook),
+            )
         here = (number == current)[where] if not flying else torch.ones_like(where, dtype=torch.bool)
         scope = here if config.carry_scope == "block" else torch.ones_like(here)
         noise = uniform_of(torch.tensor(signed(config.seed)), torch.tensor(denoised), predicted)
@@ -189,6 +202,8 @@ def decode(
         if not finite or not bool(outcome.finite.all()):
             yield Failed(row, f"the model's logits are NaN or inf at denoising step {denoised}.")
             return
+        if outcome.alpha is not None:
+            outcome = replace(outcome, alpha=outcome.alpha * scope)
         flat = where.flatten()
         token, committed = ids[origin:].clone(), torch.zeros(len(area), dtype=torch.bool)
         token[flat], committed[flat] = outcome.token.flatten(), outcome.committed.flatten()
