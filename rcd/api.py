@@ -151,13 +151,11 @@ class Pipeline:
 
         def make() -> Engine:
             return Engine(
-                self.model, replace(engine, max_new_tokens=resolved.new_tokens), rows=min(places, MOST_ROWS),
+                self.model, engine, rows=min(places, MOST_ROWS),
                 capacity=needed, reference=second, text=self.decode,
             )  # fmt: skip
 
-        return self.loop.submit(
-            request, key, make, needed=needed, rows=min(rows, MOST_ROWS), wait=wait, events=events
-        )
+        return self.loop.submit(request, key, make, needed=needed, rows=min(rows, MOST_ROWS), wait=wait, events=events)
 
     def _events(
         self,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from torch import Tensor
+
 from rcd.decode.config import RequestSettings
-from rcd.decode.events import Counts, Finished, Step, TokenLogprob
+from rcd.decode.events import Counts, Finished, Logprobs, TokenLogprob
 from rcd.decode.stopping import cut
 
 OVERLAP = 320
@@ -29,19 +31,21 @@ class Answer:
         self._logprobs: dict[int, TokenLogprob] = {}
         self._searched = 0
 
-    def grow(self, event: Step) -> None:
-        """Bring the beginning of the answer and the tokens' log probabilities up to date."""
-        draft, masked, offset = event.draft.tolist(), event.masked.tolist(), event.offset
-        first = masked.index(True) if True in masked else len(masked)
+    def grow(self, offset: int, draft: Tensor, masked: Tensor, committed: Tensor, told: Logprobs | None) -> int:
+        """Bring the beginning of the answer and the tokens' log probabilities up to date, by a step's window. Returns
+        how many tokens are settled: those up to the first mask or the end token."""
+        ids, open_ = draft.tolist(), masked.tolist()
+        first = open_.index(True) if True in open_ else len(open_)
         if offset <= len(self.ids):
-            self.ids[max(0, offset) :] = draft[max(0, -offset) : first]
-        if event.logprobs is None:
-            return
-        told = event.logprobs
-        for j in event.committed.nonzero().flatten().tolist():
-            if offset + j >= 0:
-                best = tuple(zip(told.best_ids[j].tolist(), told.best[j].tolist(), strict=True))
-                self._logprobs[offset + j] = TokenLogprob(draft[j], float(told.token[j]), best)
+            self.ids[max(0, offset) :] = ids[max(0, -offset) : first]
+        if told is not None:
+            for j in committed.nonzero().flatten().tolist():
+                if offset + j >= 0:
+                    best = tuple(zip(told.best_ids[j].tolist(), told.best[j].tolist(), strict=True))
+                    self._logprobs[offset + j] = TokenLogprob(ids[j], float(told.token[j]), best)
+        ends = (*self.eos, *self.asked.stop_ids)
+        settled = next((k + 1 for k, token in enumerate(self.ids) if token in ends), len(self.ids))
+        return min(settled, self.asked.new_tokens)
 
     @property
     def stopped(self) -> bool:

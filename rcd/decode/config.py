@@ -66,32 +66,40 @@ class RequestSettings:
         "for.", ge=1,
     )  # fmt: skip
     threshold: float = setting(
-        default=0.85, help="Commit what is surer than this, and at least the best one.", ge=0, le=1, why="1 commits one token a step"
+        default=0.85,
+        help="Commit what is surer than this, and at least the best one.",
+        ge=0,
+        le=1,
+        why="1 commits one token a step",
     )
-    factor: float = setting(
-        default=1.0, help="Of the commit rule `factor`.", ge=0)
+    factor: float = setting(default=1.0, help="Of the commit rule `factor`.", ge=0)
     num_inference_steps: int | None = setting(
         default=None, help="At most this many denoising steps a block: each step then commits at least its share of the block "
         "(SDAR's dynamic and static rules). None: at least one token a step, as in the paper.", ge=1,
     )  # fmt: skip
-    temperature: float = setting(
-        default=0.0, help="0 is greedy.", ge=0, why="0 is greedy")
-    top_k: int = setting(
-        default=0, help="Draw from the k most probable tokens; 0 is off.", ge=0)
+    temperature: float = setting(default=0.0, help="0 is greedy.", ge=0, why="0 is greedy")
+    top_k: int = setting(default=0, help="Draw from the k most probable tokens; 0 is off.", ge=0)
     top_p: float = setting(
-        default=1.0, help="Draw from the smallest set of tokens of this mass; 1 is off.", ge=1e-6, le=1, why="1 keeps every token"
+        default=1.0,
+        help="Draw from the smallest set of tokens of this mass; 1 is off.",
+        ge=1e-6,
+        le=1,
+        why="1 keeps every token",
     )
     seed: int = setting(
-        default=0, help="What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it.", ge=0, le=2**63 - 1
+        default=0,
+        help="What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it.",
+        ge=0,
+        le=2**63 - 1,
     )
     residual_scale: float = setting(
         default=1.0, help="Multiplies the weight of what is carried; 0 decodes without (SeqD).", ge=0, le=1,
         why="alpha_scale of the carry goes above 1",
     )  # fmt: skip
-    stop: tuple[str, ...] = setting(
-        default=(), help="Texts that end the answer, and are not part of it.")
+    stop: tuple[str, ...] = setting(default=(), help="Texts that end the answer, and are not part of it.")
     stop_ids: tuple[int, ...] = setting(
-        default=(), help="Tokens that end the answer, beside the checkpoint's own end tokens.")
+        default=(), help="Tokens that end the answer, beside the checkpoint's own end tokens."
+    )
     logprobs: int | None = setting(
         default=None, help="Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
         le=MOST_LOGPROBS,
@@ -129,7 +137,9 @@ class DecodeConfig(RequestSettings):
     """The argument names are those of diffusers and transformers where they have one."""
 
     block_length: int | None = setting(
-        default=None, help="None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block).", ge=1
+        default=None,
+        help="None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block).",
+        ge=1,
     )
     carry: str | Carry | None = setting(
         default=None, help="A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else "
@@ -157,10 +167,13 @@ class DecodeConfig(RequestSettings):
         "share of its left neighbour is decoded.", ge=0, le=1, why="1 waits for the whole block",
     )  # fmt: skip
     blocks_in_flight: int = setting(
-        default=4, help="With the window `d2f`: at most so many blocks at once, from the first unfinished to the last.", ge=1
+        default=4,
+        help="With the window `d2f`: at most so many blocks at once, from the first unfinished to the last.",
+        ge=1,
     )
     commit: str = setting(
-        default="threshold", help="Which predictions become tokens (`rcd list commit`).", choices="commit")
+        default="threshold", help="Which predictions become tokens (`rcd list commit`).", choices="commit"
+    )
     confidence: str | None = setting(
         default=None, help="`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the family "
         "does.", choices=("tempered", "untempered"),
@@ -179,10 +192,8 @@ class DecodeConfig(RequestSettings):
         "(docs/engine.md says how well). None: `kept` for vocabularies of more than 16,384 tokens.",
         choices=("exact", "kept"),
     )  # fmt: skip
-    delta_tokens: int = setting(
-        default=64, help="On a GPU, tokens that `kept` keeps: a power of two.", ge=1)
-    delta_rank: int = setting(
-        default=16, help="On a GPU, directions of the codebook for the rest.", ge=1)
+    delta_tokens: int = setting(default=64, help="On a GPU, tokens that `kept` keeps: a power of two.", ge=1)
+    delta_rank: int = setting(default=16, help="On a GPU, directions of the codebook for the rest.", ge=1)
     passes: str | None = setting(
         default=None, help="`fused`: packed weights and kernels, for the backbones they know; `stock`: any transformers backbone as "
         "it is. None: fused where that is possible.", choices=("fused", "stock"),
@@ -222,7 +233,7 @@ class DecodeConfig(RequestSettings):
         """The part that is the engine's own; what a request sets is at its default. An answer that is one block of a
         canvas is one in any larger block, so that requests of several lengths share an engine."""
         block = self.block
-        if model.attention != "block_causal" and self.window != "d2f" and block >= self.new_tokens:
+        if model.attention != "block_causal" and self.window != "d2f" and block == self.new_tokens:
             block = self.new_tokens if self.batch_invariant else rounded_length(self.new_tokens)
         plain = RequestSettings()
         return replace(self, block_length=block, **{name: getattr(plain, name) for name in REQUEST})

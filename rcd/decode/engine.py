@@ -40,8 +40,8 @@ PIECE_BUDGET = 512
 
 
 class Engine:
-    """Decodes many requests at once on one model. `config` is a resolved DecodeConfig; `rows` texts of up to `capacity`
-    positions run together. `text` makes token ids a text, for stop strings."""
+    """Decodes many requests at once on one model. `config` is a resolved DecodeConfig, of which the requests' own part
+    is not read; `rows` texts of up to `capacity` positions run together. `text` makes token ids a text, for stop strings."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class Engine:
     ):
         if not isinstance(model, DiffusionLM):
             raise RCDError(f"an engine is made of a model, such as pipeline.model, not of a {type(model).__name__}.")
-        if None in (config.window, config.block_length, config.max_new_tokens) or isinstance(config.carry, str | None):
+        if None in (config.window, config.block_length) or isinstance(config.carry, str | None):
             raise RCDError("an engine's configuration must be complete; take pipeline.resolve(config).")
         carry, settings = config.travelling, model.settings
         if carry.needs_reference and reference is None:
             raise RCDError("this carry needs a reference model; name one with reference (--reference).")
         if config.batch_invariant and model.device.type != "cpu":
             raise RCDError("batch_invariant is for a CPU: a GPU's products depend on the batch; leave it out.")
-        self.model, self.config = model, config.engine(settings)
+        self.model, self.config = model, config
         whole("rows", rows, least=1)
         whole("capacity", capacity, least=1)
         rule = registry.get("commit", config.commit)

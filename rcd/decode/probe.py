@@ -78,7 +78,9 @@ class Prober:
 
         def state(value: CarryState) -> CarryState:
             mine_only: Any = value.rows(mine)
-            flat: CarryState = mine_only.with_tensors([each.flatten(0, 1)[None, inside] for each in mine_only.tensors()])
+            flat: CarryState = mine_only.with_tensors(
+                [each.flatten(0, 1)[None, inside] for each in mine_only.tensors()]
+            )
             return flat
 
         before, model = step.before.rows(mine), engine.model
@@ -92,4 +94,3 @@ class Prober:
             before=state(step.before), after=state(step.outcome.state), logits=own(step.prediction.logits),
             hidden=own(step.prediction.hidden), raw=None if raw is None else own(raw),
         )  # fmt: skip
-

@@ -272,7 +272,9 @@ def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tenso
     token = made.spread(seen.ids, outcome.token)
     committed = made.spread(torch.zeros_like(seen.masked), outcome.committed)
     ids, masked = torch.where(committed, token, seen.ids), seen.masked & ~committed
-    ids, masked, needed = settle(ids, masked, token, seen.output, rows.ends, terms.early, len(terms.model.eos_token_ids))
+    ids, masked, needed = settle(
+        ids, masked, token, seen.output, rows.ends, terms.early, len(terms.model.eos_token_ids)
+    )
     rows.text[seen.row, seen.position] = ids
     return ids, masked, needed
 
@@ -331,12 +333,11 @@ class Trace:
         draft = torch.where(asked, made.spread(seen.ids, outcome.token), after)
         blank = torch.zeros_like(seen.ids, dtype=outcome.confidence.dtype)
         confidence = made.spread(blank, outcome.confidence).masked_fill(~asked, float("nan"))
-        alpha = outcome.state.alpha
-        shown = blank if alpha is None else made.spread(blank, alpha)
+        alpha = outcome.alpha
+        kept = made.state < rows.nobody * (len(rows.step) // len(rows.active))  # elsewhere nothing is carried
+        shown = blank if alpha is None else made.spread(blank, alpha * kept[:, None])
         left = (after == terms.model.mask_token_id) & seen.output
-        trace = cls(
-            made.took, seen.position[:, 0], draft, committed, committed & ~seen.masked, left, confidence, shown
-        )
+        trace = cls(made.took, seen.position[:, 0], draft, committed, committed & ~seen.masked, left, confidence, shown)
         if outcome.best is None:
             return trace
         best_ids, best, logprob = outcome.best

@@ -31,6 +31,18 @@ from rcd.residual.distribution import align_vocabulary
 from rcd.residual.start import Passes
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What a pass does."""
+
+    read: Tensor
+    """The positions that it computes, rising."""
+    predicted: Tensor
+    """[n, b] those of them that it predicts."""
+    whole: bool = True
+    """Of a canvas: all of it, or a part of it and the rest as it was."""
+
+
 @dataclass
 class Reader:
     """A model that reads the text; of a canvas it remembers what it last read whole."""
@@ -46,24 +58,23 @@ class Reader:
         return self.model.codebook
 
     def __call__(
-        self, ids: Tensor, view: tuple[Tensor, Tensor], carry: Carry | None = None, state: Any = None,
+        self, ids: Tensor, view: Sight, carry: Carry | None = None, state: Any = None,
         inject: Tensor | None = None,
     ) -> Prediction:  # fmt: skip
-        """`view`: the positions that are read, rising, and those that are predicted [n, b]."""
-        (read, predicted), settings = view, self.model.settings
+        read, settings = view.read, self.model.settings
         own = torch.where(ids == self.mask, settings.mask_token_id, ids).clamp_max(settings.vocab_size - 1)
-        embeds, at = self.model.embed(own[read]), torch.searchsorted(read, predicted)
+        embeds, at = self.model.embed(own[read]), torch.searchsorted(read, view.predicted)
         if carry is not None and inject is not None:
             embeds[at] = carry.inject(embeds[at], inject, state, self.model.carry_parameters)  # Eq. 2
-        hidden = self._encode(embeds, read, int(read[0]))
+        hidden = self._encode(embeds, read, view.whole)
         hidden = hidden[(at - settings.shift).clamp_min(0)]
         return Prediction(nn.functional.linear(hidden, self.model.head.weight, self.model.head.bias), hidden)
 
-    def _encode(self, embeds: Tensor, read: Tensor, first: int) -> Tensor:
+    def _encode(self, embeds: Tensor, read: Tensor, whole: bool) -> Tensor:
         if self.block_of is not None:
             block = self.block_of[read]
             return self.model.encode(embeds[None], View(read[None], (block[:, None] >= block)[None, None]))[0]
-        if first == 0:  # a whole canvas
+        if whole:
             self.before = embeds
             return self.model.encode(embeds[None], View(read[None]))[0]
         assert self.before is not None
@@ -96,7 +107,11 @@ def decode(
     place = torch.arange(end) // b if causal else (torch.arange(end) - origin + b).clamp_min(0) // b
     reader = Reader(model, place if flying else None, mask)
     other = None if reference is None else Reader(reference, place if flying else None, mask)
-    state, knobs, generator = carry.cold((1, len(area)), model.codebook), Knobs.of(config, model.device), torch.Generator()
+    state, knobs, generator = (
+        carry.cold((1, len(area)), model.codebook),
+        Knobs.of(config, model.device),
+        torch.Generator(),
+    )
     generator.manual_seed(config.seed)
     answer, denoised, starts, refers, stored = Answer(row, config, settings.eos_token_ids, text), 0, 0, 0, 0
     step, total = torch.zeros(1, blocks, dtype=torch.long), torch.zeros(1, blocks)
@@ -139,7 +154,11 @@ def decode(
                 break
             entered, current = open_[0] != current, open_[0]
             since = 0 if entered else since
-            whole = config.window not in CACHED or entered or bool(config.refresh_every and since % config.refresh_every == 0)
+            whole = (
+                config.window not in CACHED
+                or entered
+                or bool(config.refresh_every and since % config.refresh_every == 0)
+            )
             if entered and (config.carry_scope == "block" or not denoised):
                 fresh = range(current, current + 1) if config.carry_scope == "block" else range(blocks)
             begin = origin + current * b
@@ -150,22 +169,27 @@ def decode(
         where = predicted - origin
         if fresh is not None:  # Algorithm 2, lines 2-5
             yet = area[(number >= fresh[0]) & (number <= fresh[-1])] if flying else area
-            seen, view = None, (read, yet[None])
+            seen, view = None, Sight(read, yet[None])
             if carry.start_pass == "own":
                 starts, seen = starts + 1, rules.distribution(reader(ids, view).logits)
             elif carry.start_pass == "reference" and other is not None:
                 refers, logits = refers + 1, other(ids, view).logits
                 seen = rules.distribution(align_vocabulary(logits, settings.vocab_size))
-            begun = carry.begin(seen, Passes((1, len(yet), settings.vocab_size), ids.device, [generator]), model.codebook)
+            begun = carry.begin(
+                seen, Passes((1, len(yet), settings.vocab_size), ids.device, [generator]), model.codebook
+            )
             mine = (number >= fresh[0]) & (number <= fresh[-1])
             state = state.put_at((yet - origin)[None], begun, mine[yet - origin][None])
         entering = state.at(where.flatten()[None])
         entering = entering.with_tensors([each.view(*where.shape, *each.shape[2:]) for each in entering.tensors()])
         finite = True
         if carry.step_pass == "reference" and other is not None:
-            refers, logits = refers + 1, other(ids, (read, predicted)).logits
+            refers, logits = refers + 1, other(ids, Sight(read, predicted, whole)).logits
             seen = rules.distribution(align_vocabulary(logits, settings.vocab_size))
-            finite, entering = bool(torch.isfinite(seen.normaliser).all()), carry.refresh(entering, seen, model.codebook)
+            finite, entering = (
+                bool(torch.isfinite(seen.normaliser).all()),
+                carry.refresh(entering, seen, model.codebook),
+            )
         here = (number == current)[where] if not flying else torch.ones_like(where, dtype=torch.bool)
         scope = here if config.carry_scope == "block" else torch.ones_like(here)
         noise = uniform_of(torch.tensor(signed(config.seed)), torch.tensor(denoised), predicted)
@@ -173,11 +197,13 @@ def decode(
             masked[0][where], needed[0][where] & here, places(carry, masked[0][where]) & scope & (output[0][where] | flying),
             wanted, knobs, noise,
         )  # fmt: skip
-        outcome = denoise(reader, rules, ids, (read, predicted), entering, asked, config.logprobs)
+        outcome = denoise(reader, rules, ids, Sight(read, predicted, whole), entering, asked, config.logprobs)
         denoised, since = denoised + 1, since + 1
         if not finite or not bool(outcome.finite.all()):
             yield Failed(row, f"the model's logits are NaN or inf at denoising step {denoised}.")
             return
+        if outcome.alpha is not None:
+            outcome = replace(outcome, alpha=outcome.alpha * scope)
         flat = where.flatten()
         token, committed = ids[origin:].clone(), torch.zeros(len(area), dtype=torch.bool)
         token[flat], committed[flat] = outcome.token.flatten(), outcome.committed.flatten()
@@ -190,8 +216,8 @@ def decode(
         state = state.put_at(flat[None], after, torch.ones(1, len(flat), dtype=torch.bool))
         if flying:
             step[0, chosen] += (wanted > 0).long()
-        event = _event(row, denoised, origin - length, closed[0], left_masked[0] & output[0], masked[0], flat, outcome)
-        answer.grow(event)
+        left_output = left_masked[0] & output[0]
+        event = _event(answer, denoised, origin - length, closed[0], left_output, masked[0], flat, outcome)
         yield event
         if answer.stopped:
             yield answer.cut(counts())
@@ -200,7 +226,7 @@ def decode(
 
 
 def _event(
-    row: int, number: int, offset: int, ids: Tensor, left: Tensor, masked: Tensor, at: Tensor, outcome: Any
+    answer: Answer, number: int, offset: int, ids: Tensor, left: Tensor, masked: Tensor, at: Tensor, outcome: Any
 ) -> Step:
     """The step's event, over all that is decoded."""
 
@@ -217,9 +243,9 @@ def _event(
         spread(blank, best[2]), spread(torch.zeros(len(ids), best[0].shape[-1]), best[0]).long(),
         spread(torch.zeros(len(ids), best[0].shape[-1], dtype=blank.dtype), best[1]),
     )  # fmt: skip
-    first = int(left.long().argmax()) if bool(left.any()) else len(left)
+    draft = torch.where(asked, spread(ids, outcome.token), ids)
     return Step(
-        row, offset, number, max(0, offset + first), torch.where(asked, spread(ids, outcome.token), ids), committed,
+        answer.row, offset, number, answer.grow(offset, draft, left, committed, told), draft, committed,
         committed & ~masked, left, spread(blank, outcome.confidence).masked_fill(~asked, float("nan")),
         None if outcome.alpha is None else spread(blank, outcome.alpha), told,
     )  # fmt: skip

@@ -25,7 +25,6 @@ def told(engine: Engine, report: Report, values: list[list[int]]) -> list[Event]
         if not took[row] or found["serial"] != one.serial or not one.request.features.watched:
             continue
         event = step_of(engine, report, row, one, found["denoised"])
-        one.answer.grow(event)
         if one.request.watch:
             events.append(event)
         if one.answer.stopped and not found["broken"]:
@@ -67,17 +66,11 @@ def step_of(engine: Engine, report: Report, row: int, one: Serving, number: int)
         assert trace.logprob is not None and trace.best_ids is not None and trace.best is not None
         most = slice(asked.logprobs)
         best = Logprobs(trace.logprob[here].clone(), trace.best_ids[here][:, most], trace.best[here][:, most])
+    final = one.answer.grow(offset, draft, masked, committed, best)
+    if engine.window.terms.revises and bool(masked.any()):  # what is before the first block that has a mask
+        block = engine.window.terms.b
+        final = min(final, max(0, offset + int(masked.long().argmax()) // block * block))
     return Step(
-        one.request.row, offset, number, final_of(engine, one, offset, masked), draft, committed, revised, masked,
+        one.request.row, offset, number, final, draft, committed, revised, masked,
         confidence, trace.alpha[here].clone() if engine.rows.carry.alpha is not None else None, best,
     )  # fmt: skip
-
-
-def final_of(engine: Engine, one: Serving, offset: int, masked: Any) -> int:
-    """Tokens of the answer that can no longer change: those up to the first mask; where the commit rule revises, those
-    before the window's first block that has one."""
-    terms = engine.window.terms
-    first = int(masked.long().argmax()) if bool(masked.any()) else len(masked)
-    if terms.revises and first < len(masked):
-        first = first // terms.b * terms.b
-    return min(max(0, offset + first), one.request.settings.new_tokens)

@@ -71,6 +71,28 @@ class Prediction:
     """[B, P, D], before the final norm, where someone asked for it."""
 
 
+class WideNorm(nn.Module):
+    """The stock RMS norm, computed in fp32 or, where the model is wider, in its own dtype: fp64 is then fp64."""
+
+    def __init__(self, stock: Any):
+        super().__init__()
+        self.weight: nn.Parameter = stock.weight
+        self.variance_epsilon = float(stock.variance_epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * normed.to(x.dtype)
+
+    @classmethod
+    def replace_all(cls, backbone: nn.Module) -> None:
+        """In the place of every norm of the backbone that is one, under its name."""
+        for parent in list(backbone.modules()):
+            for name, child in parent.named_children():
+                if type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
+                    setattr(parent, name, cls(child))
+
+
 class DiffusionLM(nn.Module):
     def __init__(self, spec: FamilySpec, settings: ModelSettings, backbone: nn.Module, head: nn.Linear):
         super().__init__()
