@@ -50,7 +50,7 @@ def behind(
     position = torch.arange(start + B)
     block = position // B
     view = View(position[None], (block[:, None] >= block)[None, None], None, slice(start, start + B))
-    return target(ids, view, carry, state).hidden  # type: ignore[no-any-return]
+    return target(ids, view, carry, state).hidden
 
 
 def loss(objective: Objective, given: Batch | None = None, seed: int = 0) -> torch.Tensor:
