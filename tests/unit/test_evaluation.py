@@ -63,15 +63,20 @@ def test_results_depend_neither_on_the_batch_nor_on_the_processes(
     run(pipeline, tmp_path / "1", config=config, samples=samples, batch=1)
     run(pipeline, tmp_path / "4", config=config, samples=samples, batch=4)
     barrier = threading.Barrier(2, timeout=FAILSAFE)  # two threads instead of processes, which meet in the same places
-    with ThreadPoolExecutor(2) as pool:
-        both = [
-            pool.submit(
-                run, pipeline, tmp_path / "two", config=config, samples=samples, process=process, processes=2,
+
+    def share(process: int) -> Any:
+        try:
+            return run(
+                pipeline, tmp_path / "two", config=config, samples=samples, process=process, processes=2,
                 wait=barrier.wait,
-            )
-            for process in (0, 1)
-        ]  # fmt: skip
-        assert both[0].result()["accuracy"] == both[1].result()["accuracy"]
+            )  # fmt: skip
+        except BaseException:
+            barrier.abort()  # the other does not wait for it
+            raise
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(share, (0, 1))
+    assert first["accuracy"] == second["accuracy"]
     assert told(tmp_path / "1") == told(tmp_path / "4") == told(tmp_path / "two")
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["records.jsonl", "run.json"]
 
