@@ -1,6 +1,6 @@
 """`rcd ARGS` with a gate: at the chosen call of one function it reports to the test, and waits until that lets it go.
 
-The child's side of `tests.processes.Gated`, run as a program by its path. Worker processes that the command spawns
+The child's side of `tests.processes.GatedChild`, run as a program by its path. Worker processes that the command spawns
 import it again as `__mp_main__`, and so stand at the same gate.
 """
 

@@ -1,7 +1,7 @@
 """Child processes of tests. No clock decides how a test ends: `FAILSAFE` only ends a child that hangs.
 
-A test of a kill or an interrupt starts its child with `Gated`, so that the signal comes at a known place of the child's
-work, however fast or busy the machine is.
+A test of a kill or an interrupt starts its child with `GatedChild`, so that the signal comes at a known place of the
+child's work, however fast or busy the machine is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def two_processes(*module: str) -> list[str]:
     return [*run, "--nproc-per-node", "2", "-m", *module]
 
 
-class Gated:
+class GatedChild:
     """`rcd ARGS` in a process (and a group) of its own, which stops before the `call`-th call of `function`, or behind
     it (`after`), until the gate is opened or the process is ended. `function` is `module:name` or `module:Class.name`.
     """
@@ -62,7 +62,7 @@ class Gated:
             start_new_session=True, env={**os.environ, gated.GATE: json.dumps(spec)},
         )  # fmt: skip
 
-    def __enter__(self) -> Gated:
+    def __enter__(self) -> GatedChild:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -17,7 +17,7 @@ from rcd.cli.options import Interrupted, keeping_answers
 from rcd.errors import RCDError, unwritable
 from rcd.evaluate.records import read_records
 from rcd.evaluate.wording import counted, too_few
-from tests.processes import Gated
+from tests.processes import GatedChild
 
 SUDOKU = ["--task", "sudoku", "--model", "bundled:sdar-rcd", "--threshold", "0.8", "--device", "cpu"]
 
@@ -122,7 +122,7 @@ def test_an_interrupt_before_any_answer_promises_none(tmp_path: Path) -> None:
 
 def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
     command = ["eval", *SUDOKU, "--limit", "4", "--output", str(tmp_path / "out")]
-    with Gated(command, "rcd.evaluate.records:Folder.append", call=2, after=True) as child:
+    with GatedChild(command, "rcd.evaluate.records:Folder.append", call=2, after=True) as child:
         child.arrive()
         child.send(signal.SIGINT)
         child.open()

@@ -26,7 +26,7 @@ from rcd.evaluate.campaign import Entry, Grid, Place
 from rcd.evaluate.points import Sweep
 from rcd.evaluate.records import read_records
 from rcd.models import bundled
-from tests.processes import Gated
+from tests.processes import GatedChild
 
 MODELS = ["--model", "bundled:llada-seqd", "--model", "bundled:llada-rcd"]
 TASK = ["--task", "sudoku", "--limit", "3", "--thresholds", "0.6", "0.9", "--device", "cpu"]
@@ -273,7 +273,7 @@ def test_two_processes_and_an_interrupt(tmp_path: Path) -> None:
     """Answers by two processes; an interrupt in the middle leaves what is there, and no process behind: `finish`
     returns once the last process that has the command's stderr is gone."""
     command = ["sweep", "--output", str(tmp_path / "out"), *MODELS, *TASK, "--jobs", "2"]
-    with Gated(command, "rcd.evaluate.records:Folder.append", after=True) as child:
+    with GatedChild(command, "rcd.evaluate.records:Folder.append", after=True) as child:
         child.arrive(2)
         child.send(signal.SIGINT, group=True)  # as a terminal does
         code, _, heard = child.finish()

@@ -13,7 +13,7 @@ import rcd
 from rcd.cli.options import Interrupted
 from rcd.cli.train import train
 from rcd.errors import RCDError
-from tests.processes import Gated, finish, two_processes
+from tests.processes import GatedChild, finish, two_processes
 from tests.train.runs import QUICK, metrics, run, smoke, weights
 
 
@@ -51,7 +51,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(
     tmp_path: Path,
 ) -> None:
     output = tmp_path / "killed"
-    with Gated(smoke(output), function, call, after) as child:
+    with GatedChild(smoke(output), function, call, after) as child:
         child.arrive()
         child.kill()
     target = output / "target"
@@ -67,7 +67,7 @@ def test_killed_and_resumed_it_ends_with_the_same_weights(
 def test_sigterm_saves_and_exits_cleanly(unbroken: Path, tmp_path: Path) -> None:
     output = tmp_path / "stopped"
     extra = ("save_every=1000",)
-    with Gated(smoke(output, *extra, stage="reference"), "rcd.train.loop:Trainer.step", call=4) as child:
+    with GatedChild(smoke(output, *extra, stage="reference"), "rcd.train.loop:Trainer.step", call=4) as child:
         child.arrive()
         child.send(signal.SIGTERM)
         child.open()

@@ -17,7 +17,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate.evaluation import compare_runs, evaluate, interval, point_of, summary
 from rcd.evaluate.records import Record, read_records, read_run, repair
-from tests.processes import FAILSAFE, Gated
+from tests.processes import FAILSAFE, GatedChild
 
 NAME = "bundled:sdar-rcd"
 ITEMS = list(problems("sudoku", "test", 6, seed=3))
@@ -105,7 +105,7 @@ def test_a_kill_loses_no_item_and_counts_none_twice(
     folder = tmp_path / "killed"
     command = ["eval", "--task", "sudoku", "--model", NAME, "--threshold", "0.8", "--limit", "6", "--task-seed", "3"]
     command += ["--device", "cpu", "--output", str(folder)]
-    with Gated(command, "rcd.evaluate.records:Folder.append", call=after, after=True) as child:
+    with GatedChild(command, "rcd.evaluate.records:Folder.append", call=after, after=True) as child:
         child.arrive()
         child.kill()
     held = (folder / "records.jsonl").read_text()
