@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,8 @@ from rcd.train.objective import Objective
 from rcd.train.plan import plan
 from rcd.train.residuals import ResidualSource
 from tests.conftest import FAMILIES
-from tests.train.runs import command, flags, metrics, run, weights
+from tests.processes import finish, two_processes
+from tests.train.runs import metrics, run, smoke, weights
 from tests.train.test_objective import BATCHING, EXAMPLES, B, batch, behind, loss, model
 
 ALWAYS, NEVER = Loopholing(two_passes=1.0), Loopholing(two_passes=0.0)
@@ -293,11 +291,7 @@ def test_lora_trains_the_norm_too(tmp_path: Path) -> None:
 
 
 def test_two_processes_with_fsdp2_have_the_loss_of_one(whole: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29537"]
-    done = subprocess.run(
-        [*launch, *command("smoke", "--output", str(tmp_path / "two"), *flags(*LOOP))[1:]],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = finish(two_processes("rcd", *smoke(tmp_path / "two", *LOOP)))
     assert done.returncode == 0, done.stderr[-3000:]
     for one, two in zip(metrics(whole / "target"), metrics(tmp_path / "two/target"), strict=True):
         assert two["loss"] == pytest.approx(one["loss"], abs=1e-3)
