@@ -22,7 +22,7 @@ from rcd.diffusion.sampling import SamplingSettings, sample
 from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
 from rcd.residual.distribution import Distribution, without
-from rcd.residual.summary import Summariser
+from rcd.residual.reading import Reader, reader_for
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Rules:
     sampling: SamplingSettings
     impossible: tuple[int, ...] = ()
     """Ids that the model is not allowed to predict at all."""
-    summarise: Summariser | None = None
+    summarise: Reader | None = None
     """How the logits are read, where not as a plain distribution."""
     choose: Callable[..., tuple[Tensor, Tensor]] = field(default_factory=lambda: choose)
     """The choice of what is committed; an engine has it compiled."""
@@ -51,22 +51,26 @@ class Rules:
             impossible=model.eos_token_ids if config.eos_suppression == "logits" else (),
         )
 
-    def distribution(self, logits: Tensor) -> Distribution:
+    def distribution(self, logits: Tensor, hidden: Tensor | None = None) -> Distribution:
+        """Of logits, which this model's head computed of `hidden` (None: another model's, or not known)."""
         allowed = without(logits, self.impossible)
-        return Distribution(allowed) if self.summarise is None else self.summarise(allowed)
+        return Distribution(allowed) if self.summarise is None else self.summarise(allowed, hidden)
 
     def summarising(self, model: DiffusionLM, config: DecodeConfig, parts: Any) -> Rules:
-        """The same, reading the logits once: with `parts` (`rcd.kernels`), and with the delta that the settings ask
-        for. Only where the mask alone is never sampled."""
-        if len(self.sampling.never) != 1:
-            return self
-        kept = getattr(self.carry, "expects", False) and config.keeps(model.settings.vocab_size)
-        tail = model.tail(config.delta_rank) if kept else None
-        t_res = getattr(self.carry, "t_res", 1.0)
-        return replace(
-            self,
-            summarise=Summariser(parts, self.sampling.never[0], t_res, config.delta_tokens if kept else 0, tail),
+        """The same, reading the logits as is cheap: with `parts` (`rcd.kernels`), and with the delta that the settings
+        ask for."""
+        reader = reader_for(
+            model,
+            parts,
+            self.sampling.never,
+            carries=hasattr(self.carry, "t_res"),
+            expects=getattr(self.carry, "expects", False),
+            t_res=getattr(self.carry, "t_res", 1.0),
+            method=config.delta,
+            tokens=config.delta_tokens,
+            rank=config.delta_rank,
         )
+        return self if reader is None else replace(self, summarise=reader)
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,7 @@ def denoise(
     """Algorithm 2, lines 7-25, once. `candidates` may be committed; the carry enters at `inject`. `quota` is [B], or
     [B, N] for predicted positions that are N equal blocks; `noise` is what tokens are drawn by, if they are."""
     prediction: Prediction = model(ids_BL, view, rules.carry, state, inject_BP)
-    predicted = rules.distribution(prediction.logits)
+    predicted = rules.distribution(prediction.logits, prediction.hidden)
     token, confidence = sample(predicted, rules.sampling, noise_BP)
     committed, finite = rules.choose(
         rules.commit, rules.commit_settings, confidence, candidates_BP, quota.flatten(), predicted.normaliser

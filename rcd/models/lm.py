@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rcd.carry.base import learnt_by, places
 from rcd.models.family import FamilySpec
+from rcd.residual.shortcut import Regression
 from rcd.residual.summary import Tail
 
 if TYPE_CHECKING:
@@ -101,6 +102,16 @@ class DiffusionLM(nn.Module):
         if rank not in held or held[rank][0] != self.edition:
             held[rank] = self.edition, Tail.of(self.codebook.detach(), rank)
         one: Tail = held[rank][1]
+        return one
+
+    def regression(self) -> Regression:
+        """What the short cut to delta knows of the codebook and the head, computed once for every edition of both."""
+        head = self.head.weight.detach()
+        edition = self.edition, head.data_ptr(), 0 if head.is_inference() else head._version
+        held = self.__dict__.get("_regression")
+        if held is None or held[0] != edition:
+            held = self.__dict__["_regression"] = edition, Regression.of(self.codebook.detach(), head)
+        one: Regression = held[1]
         return one
 
     def hold(self, carry: Carry | None) -> None:
