@@ -33,7 +33,7 @@ LEAST = 2048
 """Vocabularies below this size take p @ E: too few logits to know them by a sample."""
 SAMPLE = 16384
 """Tokens from which the codebook's covariances are computed."""
-HALVINGS, RANGE = 7, 24.0
+HALVINGS, RANGE = 7, 22.0
 """The threshold is looked for so finely, and so far below the largest logit."""
 
 
@@ -122,27 +122,26 @@ def _threshold(
     The mass below a logit is that of all blocks whose largest lies below it, and of the others in a block, for which
     one of them stands."""
     assert read.squares is not None and read.sample is not None
-    heads = ((read.maxima / temperature) - read.normaliser[:, None]).exp_()
-    whole = read.sample.shape[1]
-    others = ((read.sample / temperature) - read.normaliser[:, None]).exp_()
-    others[read.sample >= read.maxima[:, :whole]] = 0.0
+    blocks, whole = read.maxima.shape[1], read.sample.shape[1]
+    z = torch.cat([read.maxima, read.sample], -1)
+    mass = (z if temperature == 1.0 else z / temperature).sub(read.normaliser[:, None]).exp_()
+    found = torch.empty_like(mass)  # comparisons as numbers: a product with booleans takes four times as long
+    heads, others = mass[:, :blocks], mass[:, blocks:]
+    others.mul_(torch.lt(read.sample, read.maxima[:, :whole], out=found[:, blocks:]))
     hidden = (1.0 - heads.sum(-1, keepdim=True)).clamp_min(0.0)
-    scale = hidden / others.sum(-1, keepdim=True).clamp_min(1e-30)
-    mass, z = torch.cat([heads, others.mul_(scale)], -1), torch.cat([read.maxima, read.sample], -1)
+    others.mul_(hidden / others.sum(-1, keepdim=True).clamp_min(1e-30))
     size = read.squares + float(known.mean.pow(2).sum()) / max(known.spread, 1e-30)  # of delta, as a share of `spread`
     bend = BEND[sloped] * (1.0 + PEAKED * read.squares) / math.sqrt(known.directions)
     apart, together = 2 * APART**2 * size, TOGETHER * size.sqrt() / bend
     high, low = read.top.clone(), read.top - RANGE * temperature
     for _ in range(HALVINGS):
         middle = (high + low) / 2
-        left = (mass * (z < middle[:, None])).sum(-1)
+        left = torch.lt(z, middle[:, None], out=found).mul_(mass).sum(-1)
         p = (middle / temperature - read.normaliser).exp()
         fine = (p * left <= apart) & (left <= together)
         low, high = torch.where(fine, middle, low), torch.where(fine, high, middle)
-    above = (z >= low[:, None]).to(mass.dtype)
-    blocks = read.maxima.shape[1]
-    count = above[:, :blocks].sum(-1) + above[:, blocks:].sum(-1) * (vocabulary / max(whole, 1) - 1)
-    return low, count
+    torch.ge(z, low[:, None], out=found)
+    return low, found[:, :blocks].sum(-1) + found[:, blocks:].sum(-1) * (vocabulary / max(whole, 1) - 1)
 
 
 def _kept(
