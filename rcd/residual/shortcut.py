@@ -22,7 +22,7 @@ from rcd.residual.chunked import BLOCK, Statistics, windows
 APART, TOGETHER = 0.0035, 0.0035
 """Bounds for what is left out, relative to delta: the part of which tokens' embeddings have nothing in common, and the
 part that they have in common. Measured so that the mean error is below 0.5% (scripts/delta_error.py)."""
-BEND = {True: 0.45, False: 2.0}
+BEND = {True: 0.6, False: 1.2}
 """How far the tail's mean lies from its estimate, in standard deviations of the codebook's strong directions: with a
 slope, and without one (measured, as above)."""
 PEAKED = 3.0
