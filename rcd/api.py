@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rcd import registry
 from rcd.carry.base import Carry, describe
 from rcd.data.examples import prompt_ids
-from rcd.decode.config import CACHED, DecodeConfig
-from rcd.decode.events import Counts, Event, Failed, Finished
+from rcd.decode import simple
+from rcd.decode.config import DecodeConfig, RequestSettings, capacity_for
+from rcd.decode.engine import Engine
+from rcd.decode.events import Event, Failed, Finished
+from rcd.decode.fused import misfit
+from rcd.decode.loop import DecodeLoop, Events, Handle, follow
+from rcd.decode.probe import Look
+from rcd.decode.requests import Request
 from rcd.decode.stopping import check_prompts
-from rcd.engine.engine import Engine, Request, check_fit
 from rcd.errors import RCDError, one_of
+from rcd.generation import Generation as Generation
+from rcd.generation import Output as Output
 from rcd.models import checkpoint as ckpt
 from rcd.models import writing
 from rcd.models.checkpoint import Checkpoint
@@ -28,90 +36,21 @@ from rcd.models.pairing import check_pair
 from rcd.models.settings import RCDFile
 
 MOST_ROWS = 128
-"""Prompts that the engine serves together; more wait for a free row."""
+"""Requests that an engine serves together; more wait for a free row."""
+LEAST_ROWS = 8
+"""On a CPU, whose memory is taken only as rows are used."""
 Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
 
 
-@dataclass(frozen=True)
-class Generation:
-    """One prompt's answer. Every figure states what it counts."""
-
-    text: str
-    """The tokens as text, without the end token; where the checkpoint has no tokenizer, the ids themselves."""
-    ids: list[int]
-    """The new tokens up to and including the end token."""
-    stop_reason: str
-    """`eos` or `length`."""
-    counts: Counts
-    """Forward passes by kind."""
-    seconds: float
-    """From the call to the moment at which this answer was complete."""
-
-    @property
-    def tokens(self) -> int:
-        """New tokens, the end token included; what a block holds behind it is not counted."""
-        return len(self.ids)
-
-    @property
-    def denoising_steps(self) -> int:
-        """Forward passes that could commit a token."""
-        return self.counts.denoising
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self.tokens / self.denoising_steps if self.denoising_steps else 0.0
-
-    @property
-    def forwards(self) -> int:
-        """All forward passes: denoising, prefill, start passes, cache stores, and every pass of a reference."""
-        return self.counts.forwards
-
-    @property
-    def tokens_per_forward(self) -> float:
-        return self.tokens / self.forwards if self.forwards else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `rcd generate --json` prints."""
-        return {
-            "text": self.text,
-            "tokens": self.tokens,
-            "denoising_steps": self.denoising_steps,
-            "tokens_per_step": round(self.tokens_per_step, 4),
-            "forwards": self.forwards,
-            "tokens_per_forward": round(self.tokens_per_forward, 4),
-            "seconds": round(self.seconds, 4),
-            "stop_reason": self.stop_reason,
-        }
-
-
-@dataclass(frozen=True)
-class Output:
-    """The answers to a batch, in the order of the prompts."""
-
-    results: list[Generation]
-
-    @property
-    def texts(self) -> list[str]:
-        return [result.text for result in self.results]
-
-    @property
-    def sequences(self) -> list[list[int]]:
-        """Token ids without the prompts."""
-        return [result.ids for result in self.results]
-
-    @property
-    def tokens_per_forward(self) -> float:
-        forwards = sum(result.forwards for result in self.results)
-        return sum(result.tokens for result in self.results) / forwards if forwards else 0.0
-
-
 class Pipeline:
-    """A loaded checkpoint that decodes."""
+    """A loaded checkpoint that decodes. Its methods may be called from any number of threads."""
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        self._engine: Engine | None = None
+        self.loop = DecodeLoop()
+        self._words = threading.Lock()
+        """A tokenizer is one thread's at a time."""
 
     @property
     def model(self) -> DiffusionLM:
@@ -135,96 +74,164 @@ class Pipeline:
         if config is not None and not isinstance(config, DecodeConfig):
             raise RCDError(f"a configuration is a DecodeConfig, not a {type(config).__name__}.")
         resolved = (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry, longest_prompt)
-        assert not isinstance(resolved.carry, str)
-        check_held(self.model, resolved.carry)
-        if resolved.engine == "fast":
-            check_fit(self.model, resolved)
+        check_held(self.model, resolved.travelling)
+        reason = misfit(self.model) if resolved.passes == "fused" else None
+        if reason:
+            raise RCDError(f"this model cannot be run through packed weights: {reason}; leave passes='fused' out.")
+        if resolved.stop and self.tokenizer is None:
+            raise RCDError("stop strings are texts, and this checkpoint has no tokenizer; take stop_ids.")
         return resolved
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        config: DecodeConfig | None = None,
+        config: DecodeConfig | Sequence[DecodeConfig] | None = None,
         *,
         reference: Pipeline | None = None,
         generator: torch.Generator | None = None,
         seeds: Sequence[int] | None = None,
         chat: bool | None = None,
+        probe: Callable[[Look], None] | None = None,
     ) -> Output:
-        """Decode to the end. `seeds` (one a row), else `generator`, else the configuration's seed seed the rows'
-        own draws; `chat` wraps plain texts in the tokenizer's chat template (None: when it has one)."""
-        began = time.perf_counter()
-        results: dict[int, Generation] = {}
+        """Decode to the end. `config`: one for all, or one for every prompt. `seeds` (one a row), else `generator`,
+        else the configuration's seed seed the rows' own draws; `chat` wraps plain texts in the tokenizer's chat
+        template (None: when it has one). `probe` is shown every step (`rcd.decode.probe`)."""
+        began, results, failed = time.perf_counter(), dict[int, Generation](), list[Failed]()
         rows = self.encode(prompts, chat)
-        for event in self._events(rows, config, reference, generator, seeds, watch=False):
+        for event in self._events(rows, config, reference, generator, seeds, watch=False, probe=probe):
             if isinstance(event, Finished):
-                results[event.row] = self.generation(event, time.perf_counter() - began)
+                results[event.row] = self.generation(event, event.at - began)
+            elif isinstance(event, Failed):
+                failed.append(event)
+        if failed:
+            first = min(failed, key=lambda event: event.row)
+            raise RCDError(f"prompt {first.row}: {first.message}" if len(rows) > 1 else first.message)
         return Output([results[row] for row in range(len(rows))])
 
-    @torch.inference_mode()
     def stream(
         self,
         prompts: Prompt | Sequence[Prompt],
-        config: DecodeConfig | None = None,
+        config: DecodeConfig | Sequence[DecodeConfig] | None = None,
         *,
         reference: Pipeline | None = None,
         generator: torch.Generator | None = None,
         seeds: Sequence[int] | None = None,
         chat: bool | None = None,
     ) -> Iterator[Event]:
-        """The events of decoding: a Step after every denoising step, a Finished for every prompt."""
+        """The events of decoding: a Step after every denoising step of a prompt, a Finished or a Failed at its end.
+        Closing the iterator cancels what is not done."""
         yield from self._events(self.encode(prompts, chat), config, reference, generator, seeds, watch=True)
 
-    @torch.inference_mode()
+    def submit(
+        self,
+        prompt: Sequence[int],
+        config: DecodeConfig | None = None,
+        *,
+        reference: Pipeline | None = None,
+        watch: bool = False,
+        row: int = 0,
+        wait: bool = False,
+        rows: int = 1,
+        events: Events | None = None,
+        probe: Callable[[Look], None] | None = None,
+    ) -> Handle:
+        """Queue one prompt, as token ids, and return at once: the handle has its events, its result and a way to cancel
+        it. A full queue refuses, or with `wait` is waited for. `rows`: how many requests are to come."""
+        resolved = self.resolve(config, len(prompt))
+        self._check(reference, [list(prompt)], resolved)
+        request = Request(list(prompt), self._wishes(resolved), row, watch, probe)
+        engine = resolved.engine(self.settings)
+        check_prompts([prompt], self.settings, resolved.new_tokens, *resolved.rounding(self.settings))
+        grid = resolved.rounding(self.settings)[1]
+        needed = -(-(len(prompt) + -(-resolved.new_tokens // grid) * grid) // engine.grid(self.settings))
+        needed = capacity_for(needed * engine.grid(self.settings), engine, self.settings)
+        second = reference.model if reference is not None and engine.travelling.needs_reference else None
+        key = (engine, None if second is None else (id(second), second.weights_version))
+        places = max(rows, LEAST_ROWS if self.model.device.type == "cpu" else 1)
+
+        def make() -> Engine:
+            return Engine(
+                self.model, engine, rows=min(places, MOST_ROWS),
+                capacity=needed, reference=second, text=self.decode,
+            )  # fmt: skip
+
+        return self.loop.submit(request, key, make, needed=needed, rows=min(rows, MOST_ROWS), wait=wait, events=events)
+
     def _events(
         self,
         rows: list[list[int]],
-        config: DecodeConfig | None,
+        config: DecodeConfig | Sequence[DecodeConfig] | None,
         reference: Pipeline | None,
         generator: torch.Generator | None,
         seeds: Sequence[int] | None,
         watch: bool,
+        probe: Callable[[Look], None] | None = None,
     ) -> Iterator[Event]:
-        resolved = self.resolve(config, max(map(len, rows), default=0))
-        assert resolved.window is not None and resolved.carry is not None and not isinstance(resolved.carry, str)
-        if resolved.carry.needs_reference:
-            if reference is None:
-                raise RCDError("this carry needs a reference model; name one with reference (--reference).")
-            check_reference(self, reference, rows, resolved)
-        own = row_seeds(len(rows), resolved.seed, generator, seeds)
-        if resolved.engine == "fast":
-            yield from self._served(rows, resolved, own, watch)
+        many = isinstance(config, Sequence)
+        if many and len(config) != len(rows):  # type: ignore[arg-type]
+            raise RCDError(f"{len(rows)} prompts need {len(rows)} configurations, not {len(config)}.")  # type: ignore[arg-type]
+        longest = max(map(len, rows), default=0)
+        each = [self.resolve(one, longest) for one in (config if many else [config])]  # type: ignore[union-attr]
+        chosen = each if many else each * len(rows)
+        own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, seeds)
+        if many and seeds is None and generator is None:
+            own = [one.seed for one in chosen]
+        for one in set(chosen):
+            self._check(reference, rows, one)
+            check_prompts(rows, self.settings, one.new_tokens, *one.rounding(self.settings))
+        chosen = [replace(one, seed=seed) for one, seed in zip(chosen, own, strict=True)]
+        if any(one.oracle for one in chosen):
+            yield from self._plainly(rows, chosen, reference)
             return
-        window = registry.get("window", resolved.window)
-        place = self.model.device if self.model.device.type == "cuda" else torch.device("cpu")
-        generators = [torch.Generator(place).manual_seed(value) for value in own]
-        yield from window(self.model, reference.model if reference else None, rows, resolved, generators)
+        events: Events = queue.SimpleQueue()
+        handles: list[Handle] = []
+        try:
+            for number, (row, one) in enumerate(zip(rows, chosen, strict=True)):
+                handles.append(
+                    self.submit(
+                        row, one, reference=reference, watch=watch, row=number, wait=True, rows=len(rows),
+                        events=events, probe=probe,
+                    )
+                )  # fmt: skip
+            yield from follow(handles, events)
+        finally:
+            for handle in handles:
+                handle.cancel()
 
-    def _served(
-        self, rows: list[list[int]], config: DecodeConfig, seeds: Sequence[int], watch: bool
+    def _plainly(
+        self, rows: list[list[int]], configs: Sequence[DecodeConfig], reference: Pipeline | None
     ) -> Iterator[Event]:
-        """By the engine, which is kept for the next call of the same kind: what it has compiled and captured stays."""
-        check_prompts(rows, self.settings, config.new_tokens, *config.rounding(self.settings))
-        grid = config.grid(self.settings)
-        needed = max(-(-(len(row) + config.new_tokens) // grid) * grid for row in rows)
-        length = config.max_new_tokens if config.window in CACHED else None  # a block's engine is for any length
-        kind, held = replace(config, seed=0, max_new_tokens=length), self._engine
-        if (
-            held is None
-            or (held.config, held.watch) != (kind, watch)
-            or not held.suits(min(len(rows), MOST_ROWS), needed)
-        ):
-            self._engine = None  # its memory is free before the next one asks for some
-            self._engine = held = Engine(self.model, kind, rows=min(len(rows), MOST_ROWS), capacity=needed, watch=watch)
-        failed: Failed | None = None
-        asked = enumerate(zip(rows, seeds, strict=True))
-        for event in held.run(Request(number, row, config.new_tokens, seed) for number, (row, seed) in asked):
-            if isinstance(event, Failed):
-                failed = failed or event
-            else:
+        """One prompt after another, by the oracle."""
+        second = None if reference is None else reference.model
+        for number, (row, one) in enumerate(zip(rows, configs, strict=True)):
+            decoding = simple.decode(
+                self.model, row, replace(one, **self._stops(one)), reference=second, row=number, text=self.decode
+            )
+            while True:
+                with torch.inference_mode():  # not across a yield: it would be the caller's as well
+                    event = next(decoding, None)
+                if event is None:
+                    break
                 yield event
-        if failed is not None:
-            raise RCDError(failed.message)
+
+    def _check(self, reference: Pipeline | None, rows: list[list[int]], config: DecodeConfig) -> None:
+        if not config.travelling.needs_reference:
+            return
+        if reference is None:
+            raise RCDError("this carry needs a reference model; name one with reference (--reference).")
+        check_reference(self, reference, rows, config)
+
+    def _wishes(self, config: DecodeConfig) -> RequestSettings:
+        return replace(config.request, **self._stops(config))
+
+    def _stops(self, config: DecodeConfig) -> dict[str, Any]:
+        """A stop string that is a special token, which no text shows, ends the answer as a token."""
+        if not config.stop or self.tokenizer is None:
+            return {}
+        with self._words:
+            added = self.tokenizer.get_added_vocab()
+        special = [added[text] for text in config.stop if text in added]
+        return {"stop_ids": tuple(dict.fromkeys((*config.stop_ids, *special)))}
 
     def encode(self, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
         """Every prompt as token ids."""
@@ -245,18 +252,21 @@ class Pipeline:
             return list(prompt)
         if self.tokenizer is None:
             raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids (--ids).")
-        return prompt_ids([prompt], self.tokenizer, chat)[0]
+        with self._words:
+            return prompt_ids([prompt], self.tokenizer, chat)[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out; without a tokenizer, the ids themselves."""
         if self.tokenizer is None:
             return " ".join(map(str, ids))
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        with self._words:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def generation(self, event: Finished, seconds: float) -> Generation:
-        ended = event.stop_reason == "eos"
-        text = self.decode(event.ids[:-1] if ended else event.ids)
-        return Generation(text, event.ids, event.stop_reason, event.counts, seconds)
+        text = event.text
+        if text is None:
+            text = self.decode(event.ids if event.stop_reason == "length" else event.ids[:-1])
+        return Generation(text, event.ids, event.stop_reason, event.counts, seconds, event.logprobs)
 
     def save(
         self,

@@ -51,11 +51,11 @@ PARTS: dict[str, dict[str, str]] = {
     },
     # which positions are computed again at a step
     "window": {
-        "blockwise": "rcd.decode.blockwise:decode",
-        "d2f": "rcd.decode.d2f:decode",
-        "bidirectional": "rcd.decode.bidirectional:decode",
-        "prefix": "rcd.decode.bidirectional:prefix",
-        "dual": "rcd.decode.bidirectional:dual",
+        "blockwise": "rcd.decode.blocks:blockwise",
+        "d2f": "rcd.decode.blocks:d2f",
+        "bidirectional": "rcd.decode.canvas:bidirectional",
+        "prefix": "rcd.decode.canvas:prefix",
+        "dual": "rcd.decode.canvas:dual",
     },
     # model families, by the `model_type` of their config.json (lower case)
     "family": {

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback
-from rcd.errors import number
-from rcd.residual.context import soft_embedding
+from rcd.residual.context import soft_embedding, wide
+from rcd.settings import setting, settings
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SmoothState(ResidualState):
     """[B, L] steps since the start."""
 
 
-@dataclass(frozen=True)
+@settings
 class IterSmooth(SoftFeedback):
     """w = min(start + growth k, most) after step k = 0, 1, ...
 
@@ -29,19 +29,19 @@ class IterSmooth(SoftFeedback):
     """
 
     state: ClassVar[type[ResidualState]] = SmoothState
-    start: float = 0.15
-    growth: float = 0.02
-    most: float = 0.3
-    """At 0 it is SeqD."""
+    start: float = setting(default=0.15, help="The weight after the first step.", ge=0)
+    growth: float = setting(default=0.02, help="What every further step adds to it.", ge=0)
+    most: float = setting(default=0.3, help="The largest weight. At 0 it is SeqD.", ge=0)
 
-    def __post_init__(self) -> None:
-        for name in ("start", "growth", "most"):
-            number(name, getattr(self, name), least=0)
+    @property
+    def strongest(self) -> float:
+        return self.most
 
     def inject(
         self, embeds_BLD: Tensor, where_BL: Tensor, state: ResidualState, learnt: nn.Module | None = None
     ) -> Tensor:
-        added = embeds_BLD.float() + state.alpha.unsqueeze(-1) * state.delta.float()
+        dtype = wide(embeds_BLD)
+        added = embeds_BLD.to(dtype) + state.alpha.unsqueeze(-1) * state.delta.to(dtype)
         return torch.where(where_BL.unsqueeze(-1), added.to(embeds_BLD.dtype), embeds_BLD)
 
     def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback
 from rcd.diffusion.sampling import filter_top_p
-from rcd.errors import number
 from rcd.residual.alpha import normalised_entropy
 from rcd.residual.context import soft_embedding
+from rcd.settings import setting, settings
 
 
-@dataclass(frozen=True)
+@settings
 class LatentRefinement(SoftFeedback):
     """(1 - alpha) E[M] + alpha sum over the nucleus of p_v E_v (renormalised), alpha = weight (1 - H / log V).
 
@@ -22,13 +20,12 @@ class LatentRefinement(SoftFeedback):
     predictions' KL divergence between steps is small, and the stop when it is small again.
     """
 
-    weight: float = 0.15
-    """r_f, 0.1 to 0.2 in the paper. At 0 it is SeqD."""
-    top_p: float = 0.9
+    weight: float = setting(default=0.15, help="r_f, 0.1 to 0.2 in the paper. At 0 it is SeqD.", ge=0, le=1)
+    top_p: float = setting(default=0.9, help="The mass of the nucleus.", ge=1e-6, le=1)
 
-    def __post_init__(self) -> None:
-        number("weight", self.weight, least=0, most=1)
-        number("top_p", self.top_p, least=1e-6, most=1)
+    @property
+    def strongest(self) -> float:
+        return self.weight
 
     def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
         nucleus = filter_top_p(p_BLV.log(), self.top_p).softmax(-1)

@@ -7,31 +7,25 @@ has a weight and a bias that are learnt.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rcd.carry.base import TensorState
-from rcd.errors import number
+from rcd.carry.base import Carry, CarryState
+from rcd.residual.context import wide
 from rcd.residual.distribution import Distribution
-from rcd.residual.start import Passes
+from rcd.settings import setting, settings
 
 
 @dataclass(frozen=True)
-class HiddenState(TensorState):
+class HiddenState(CarryState):
     """h per position, B x L x D. An all-zero h is none: the first step's, or that of a position left out."""
 
-    alpha: ClassVar[None] = None
     hidden: Tensor
 
-    def kept(self, keep: Tensor) -> HiddenState:
-        """h where `keep`, none elsewhere."""
-        return HiddenState(self.hidden * keep.unsqueeze(-1))
 
-
-@dataclass(frozen=True)
-class Loopholing:
+@settings
+class Loopholing(Carry):
     """The rival of tab:comparison.
 
     h enters at every position of the window: at masks, at committed tokens, and at the prompt's tokens in the first
@@ -41,38 +35,42 @@ class Loopholing:
     step is SeqD's to the last bit (with the bias, as the original has it, it would move with training).
     """
 
-    needs_reference: ClassVar[bool] = False
-    everywhere: ClassVar[bool] = True
-    two_passes: float = 0.5
-    """Training: the share of steps with two passes, the first with h = 0, the second with the stopped gradient of the
-    first's h. The others have h = 0. Trajectories and recycling take their place where they are set."""
-    init: float = 1.0
-    """What LN's weight begins with. 1 is the original's; 0 begins as SeqD, which is gentler to a pretrained model."""
+    everywhere = True
+    scalable = False
 
-    def __post_init__(self) -> None:
-        number("two_passes", self.two_passes, least=0, most=1)
-        number("init", self.init, least=0)
+    two_passes: float = setting(
+        default=0.5,
+        help="Training: the share of steps with two passes, the first with h = 0, the second with the stopped gradient "
+        "of the first's h. The others have h = 0. Trajectories and recycling take their place where they are set.",
+        ge=0, le=1,
+    )  # fmt: skip
+    init: float = setting(
+        default=1.0,
+        help="What LN's weight begins with. 1 is the original's; 0 begins as SeqD, which is gentler to a pretrained "
+        "model.",
+        ge=0,
+    )
+
+    @property
+    def extra_pass_share(self) -> float:
+        return self.two_passes
 
     def parameters(self, width: int) -> nn.Module:
         norm = nn.LayerNorm(width)
         nn.init.constant_(norm.weight, self.init)
         return norm
 
-    def refresh(self, state: HiddenState | None, passes: Passes, codebook_VD: Tensor) -> HiddenState:
-        if state is not None:
-            return state
-        batch, length, _ = passes.shape
-        shape = (batch, length, codebook_VD.shape[1])
-        return HiddenState(torch.zeros(shape, device=passes.device, dtype=codebook_VD.dtype))
+    def cold(self, shape_BL: tuple[int, int], codebook_VD: Tensor) -> HiddenState:
+        return HiddenState(codebook_VD.new_zeros(*shape_BL, codebook_VD.shape[1]))
 
     def inject(
         self, embeds_BLD: Tensor, where_BL: Tensor, state: HiddenState, learnt: nn.Module | None = None
     ) -> Tensor:
         assert isinstance(learnt, nn.LayerNorm), "the model holds the carry's parameters"
-        wide = torch.promote_types(embeds_BLD.dtype, torch.float32)
-        embeds, hidden = embeds_BLD.to(wide), state.hidden.to(wide)
+        dtype = wide(embeds_BLD)
+        embeds, hidden = embeds_BLD.to(dtype), state.hidden.to(dtype)
         added = nn.functional.layer_norm(
-            hidden, learnt.normalized_shape, learnt.weight.to(wide), learnt.bias.to(wide), learnt.eps
+            hidden, learnt.normalized_shape, learnt.weight.to(dtype), learnt.bias.to(dtype), learnt.eps
         )
         enters = where_BL.unsqueeze(-1) & hidden.any(-1, keepdim=True)
         return torch.where(enters, embeds + added, embeds).to(embeds_BLD.dtype)

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Self
 
 from torch import Tensor, nn
 
+from rcd.carry.base import Carry, CarryState
 from rcd.residual.distribution import Distribution
-from rcd.residual.start import Passes
+from rcd.settings import settings
 
 
 @dataclass(frozen=True)
-class Nothing:
-    alpha: ClassVar[None] = None
-
-    def rows(self, index: Tensor) -> Nothing:
+class Nothing(CarryState):
+    def scaled(self, scale_B: Tensor) -> Self:
         return self
 
-    def put(self, index: Tensor, other: Nothing) -> Nothing:
-        return self
-
-    def at(self, index_BW: Tensor) -> Nothing:
-        return self
-
-    def put_at(self, index_BW: Tensor, other: Nothing, where_BW: Tensor) -> Nothing:
+    def kept(self, keep: Tensor) -> Self:
         return self
 
 
-@dataclass(frozen=True)
-class NoCarry:
-    needs_reference: ClassVar[bool] = False
-    everywhere: ClassVar[bool] = False
+@settings
+class NoCarry(Carry):
+    method = "SeqD"
+    carries = False
 
-    def refresh(self, state: Nothing | None, passes: Passes, codebook_VD: Tensor) -> Nothing:
+    def cold(self, shape_BL: tuple[int, int], codebook_VD: Tensor) -> Nothing:
         return Nothing()
 
     def inject(self, embeds_BLD: Tensor, where_BL: Tensor, state: Nothing, learnt: nn.Module | None = None) -> Tensor:

@@ -2,114 +2,144 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from rcd import registry
-from rcd.carry.base import TensorState
-from rcd.errors import number, one_of
+from rcd.carry.base import Carry, CarryState
 from rcd.residual.alpha import normalised, weigh, weight
-from rcd.residual.context import interpolate, soft_embedding, top1_embedding
+from rcd.residual.context import interpolate, soft_embedding, top1_embedding, wide
 from rcd.residual.distribution import Distribution
-from rcd.residual.start import Passes
+from rcd.residual.start import DRAWS, PASS, Passes
+from rcd.settings import setting, settings
 
 
 @dataclass(frozen=True)
-class ResidualState(TensorState):
+class ResidualState(CarryState):
     """(alpha, delta) per position: B x L x D between steps, not the distribution's B x L x V."""
 
-    alpha: Tensor
-    delta: Tensor
+    alpha: Tensor = field()
+    delta: Tensor = field()
 
     @classmethod
-    def zero(cls, passes: Passes, codebook_VD: Tensor) -> Self:
+    def zero(cls, shape_BL: tuple[int, int], codebook_VD: Tensor) -> Self:
         """No residual at any position: the cold start. What a subclass adds is zero, too."""
-        batch, length, _ = passes.shape
-        delta = torch.zeros(batch, length, codebook_VD.shape[1], device=passes.device, dtype=codebook_VD.dtype)
-        alpha = torch.zeros(batch, length, device=passes.device)
+        delta = torch.zeros(*shape_BL, codebook_VD.shape[1], device=codebook_VD.device, dtype=codebook_VD.dtype)
+        alpha = torch.zeros(shape_BL, device=codebook_VD.device, dtype=wide(codebook_VD))
         return cls(alpha, delta, *(torch.zeros_like(alpha) for _ in fields(cls)[2:]))
 
-    def kept(self, keep: Tensor) -> ResidualState:
-        """The residual where `keep`, none elsewhere."""
-        return ResidualState(self.alpha * keep, self.delta)
 
-
-@dataclass(frozen=True)
-class Residual:
+@settings
+class Residual(Carry):
     """The carry of the paper. Where the paper leaves doubt, the choice is a setting."""
 
-    everywhere: ClassVar[bool] = False
-    alpha: str = "entropy"
-    """The weight, one of the eight of fig:ablation-on-alpha (`rcd list alpha`)."""
-    alpha_scale: float = 1.0
-    """Multiplies the weight; the product is kept in [0, alpha_most]."""
-    alpha_most: float = 1.0
-    """The largest weight that a residual gets, so that a mask can still be told from a token. The paper has none."""
-    alpha_value: float = 0.3
-    """The constant of the weight `fixed` (0.3 in the paper)."""
-    top1_alpha: str = "entropy"
-    """The weight under `top1`. The paper replaces the distribution by its top token as the residual signal and does
-    not say with which alpha (the entropy of a one-hot row would be 0): ours is that of the full distribution."""
-    start: str = "zero"
-    """The first step's residual, one of tab:init-ablation (`rcd list start`)."""
-    concentration: float = 1.0
-    """Of the Dirichlet start; the paper does not give it."""
-    t_res: float = 1.0
-    """T_res, the residual temperature of Sec. 3.3."""
-    t_res_on: str = "alpha"
-    """`alpha`: T_res scales the entropy weight only (Algorithm 2). `both`: the residual vector too (Sec. 3.3: "the
-    distribution used for residual calculation"). At t_res = 1 they are the same."""
-    t_res_at_start: bool = False
-    """Algorithm 2 computes the first residual without T_res; true applies it there as well."""
-    source: str = "self"
-    """`self`: the residual is the model's own last prediction. `reference`: a reference model reads the current state
-    and gives the residual at every step (the setting of fig:ablation-on-alpha); the start is then never asked for."""
+    method = "RCD"
+    reads_reference = True
+    reads_codebook = True
 
-    def __post_init__(self) -> None:
-        one_of("alpha", self.alpha, registry.names("alpha"))
-        one_of("alpha", self.top1_alpha, registry.names("alpha"))
-        one_of("start", self.start, registry.names("start"))
-        one_of("t_res_on", self.t_res_on, ("alpha", "both"))
-        one_of("source", self.source, ("self", "reference"))
-        number("t_res", self.t_res, least=1e-3, why="1 leaves the distribution as it is")
-        number("concentration", self.concentration, least=1e-6)
-        number("alpha_scale", self.alpha_scale, least=0)
-        number("alpha_most", self.alpha_most, least=0, most=1)
-        number("alpha_value", self.alpha_value, least=0, most=1)
+    alpha: str = setting(
+        default="entropy", help="The weight, one of the eight of fig:ablation-on-alpha (`rcd list alpha`).",
+        choices="alpha",
+    )  # fmt: skip
+    alpha_scale: float = setting(
+        default=1.0, help="Multiplies the weight; the product is kept in [0, alpha_most].", ge=0
+    )
+    alpha_most: float = setting(
+        default=1.0,
+        help="The largest weight that a residual gets, so that a mask can still be told from a token. The paper has "
+        "none.",
+        ge=0, le=1,
+    )  # fmt: skip
+    alpha_value: float = setting(default=0.3, help="The constant of the weight `fixed` (0.3 in the paper).", ge=0, le=1)
+    top1_alpha: str = setting(
+        default="entropy",
+        help="The weight under `top1`. The paper replaces the distribution by its top token as the residual signal and "
+        "does not say with which alpha (the entropy of a one-hot row would be 0): ours is that of the full "
+        "distribution.",
+        choices="alpha",
+    )
+    start: str = setting(
+        default="zero", help="The first step's residual, one of tab:init-ablation (`rcd list start`).", choices="start"
+    )
+    concentration: float = setting(default=1.0, help="Of the Dirichlet start; the paper does not give it.", ge=1e-6)
+    t_res: float = setting(
+        default=1.0, help="T_res, the residual temperature of Sec. 3.3.", ge=1e-3,
+        why="1 leaves the distribution as it is",
+    )  # fmt: skip
+    t_res_on: str = setting(
+        default="alpha",
+        help="`alpha`: T_res scales the entropy weight only (Algorithm 2). `both`: the residual vector too (Sec. 3.3: "
+        '"the distribution used for residual calculation"). At t_res = 1 they are the same.',
+        choices=("alpha", "both"),
+    )
+    t_res_at_start: bool = setting(
+        default=False,
+        help="Algorithm 2 computes the first residual without T_res; true applies it there as well.",
+    )
+    source: str = setting(
+        default="self",
+        help="`self`: the residual is the model's own last prediction. `reference`: a reference model reads the "
+        "current state and gives the residual at every step (the setting of fig:ablation-on-alpha); the start is then "
+        "never asked for.",
+        choices=("self", "reference"),
+    )
 
     @property
-    def needs_reference(self) -> bool:
-        return self.source == "reference" or self.start == "reference"
+    def start_pass(self) -> str:
+        return PASS.get(self.start, "none") if self.source == "self" else "none"
+
+    @property
+    def start_draws(self) -> bool:
+        return self.source == "self" and self.start in DRAWS
+
+    @property
+    def step_pass(self) -> str:
+        return "reference" if self.source == "reference" else "none"
 
     @property
     def expects(self) -> bool:
-        """Whether every step reads the expectation of its own prediction, which may then be computed in another way."""
-        return self.source == "self" and self.alpha != "top1"
+        reads = self.source == "self" and self.alpha != "top1"
+        return reads and (self.t_res_on == "alpha" or self.t_res == 1.0)
 
     @property
-    def starts_itself(self) -> bool:
-        """Whether a block begins with a pass that only predicts, of which the residual is computed as of any other."""
-        return self.source == "self" and self.start == "self" and (self.t_res == 1.0 or self.t_res_at_start)
+    def entropy_temperature(self) -> float:
+        return self.t_res
 
-    def start_state(self, passes: Passes, codebook_VD: Tensor) -> ResidualState:
-        """Algorithm 2, lines 2-5."""
-        if self.starts_itself:
-            return self.residual(passes.own(), codebook_VD)
-        p = registry.get("start", self.start)(passes, self.concentration)
+    @property
+    def strongest(self) -> float:
+        return min(self.alpha_most, self.alpha_scale * (self.alpha_value if self._weight == "fixed" else 1.0))
+
+    def for_training(self) -> Residual:
+        return replace(self, source="self")
+
+    def for_reference(self) -> Residual:
+        """Algorithm 1 reads the reference without T_res."""
+        return replace(self, source="self", t_res=1.0)
+
+    def cold(self, shape_BL: tuple[int, int], codebook_VD: Tensor) -> ResidualState:
+        return ResidualState.zero(shape_BL, codebook_VD)
+
+    def begin(self, predicted: Distribution | None, passes: Passes, codebook_VD: Tensor) -> ResidualState:
+        """Algorithm 2, lines 2-5: the start's residual, without T_res unless `t_res_at_start`."""
+        if self.source == "reference":
+            return self.cold(passes.shape[:2], codebook_VD)
+        same = self.t_res == 1.0 or self.t_res_at_start
+        if predicted is not None and self.start_pass == "own" and same:
+            return self.residual(predicted, codebook_VD)
+        p = registry.get("start", self.start)(predicted, passes, self.concentration)
         if p is None:
-            return ResidualState.zero(passes, codebook_VD)
+            return self.cold(passes.shape[:2], codebook_VD)
+        p = p.to(wide(p, codebook_VD))
         if self.t_res_at_start and self.t_res != 1.0:
             return self.residual(Distribution(p.log()), codebook_VD)
         return self._of(p, codebook_VD)
 
-    def refresh(self, state: ResidualState | None, passes: Passes, codebook_VD: Tensor) -> ResidualState:
-        """The state that the next step sees: the start's, the last step's own, or the reference's reading of now."""
-        if self.source == "reference":
-            return self.residual(passes.reference(), codebook_VD)
-        return self.start_state(passes, codebook_VD) if state is None else state
+    def refresh(self, state: ResidualState, predicted: Distribution, codebook_VD: Tensor) -> ResidualState:
+        """The reference's reading of now."""
+        return self.residual(predicted, codebook_VD)
 
     def inject(
         self, embeds_BLD: Tensor, where_BL: Tensor, state: ResidualState, learnt: nn.Module | None = None

@@ -4,28 +4,26 @@ no parameters. Each rival is a file of its own beside this one; docs/decoding.md
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from abc import abstractmethod
 from typing import ClassVar
 
 from torch import Tensor, nn
 
+from rcd.carry.base import Carry
 from rcd.carry.residual import ResidualState
 from rcd.residual.context import interpolate
 from rcd.residual.distribution import Distribution
-from rcd.residual.start import Passes
 
 
-@dataclass(frozen=True)
-class SoftFeedback(ABC):
-    """(1 - alpha) E[M] + alpha delta at every mask; a rival says what alpha and delta are."""
+class SoftFeedback(Carry):
+    """(1 - alpha) E[M] + alpha delta at every mask; a rival says what alpha and delta are. Rivals are for models as
+    they are: none is trained."""
 
-    needs_reference: ClassVar[bool] = False
-    everywhere: ClassVar[bool] = False
+    trains = False
     state: ClassVar[type[ResidualState]] = ResidualState
 
-    def refresh(self, state: ResidualState | None, passes: Passes, codebook_VD: Tensor) -> ResidualState:
-        return self.state.zero(passes, codebook_VD) if state is None else state
+    def cold(self, shape_BL: tuple[int, int], codebook_VD: Tensor) -> ResidualState:
+        return self.state.zero(shape_BL, codebook_VD)
 
     def inject(
         self, embeds_BLD: Tensor, where_BL: Tensor, state: ResidualState, learnt: nn.Module | None = None

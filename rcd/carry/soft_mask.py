@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback, embedding_of, top_k
-from rcd.errors import number, whole
+from rcd.settings import setting, settings
 
 
-@dataclass(frozen=True)
+@settings
 class SoftMask(SoftFeedback):
     """(1 - w) E[M] + w sum over the renormalised top k of p_v E_v, w = scale sigmoid(steepness (-H - centre)).
 
@@ -21,17 +19,14 @@ class SoftMask(SoftFeedback):
     are ours: at most 0.22, half the scale at an entropy of 1.
     """
 
-    top_k: int = 3
-    scale: float = 0.3
-    """At 0 it is SeqD."""
-    steepness: float = 1.0
-    centre: float = -1.0
+    top_k: int = setting(default=3, help="Tokens that enter.", ge=1)
+    scale: float = setting(default=0.3, help="The largest weight. At 0 it is SeqD.", ge=0, le=1)
+    steepness: float = setting(default=1.0, help="How fast the weight falls with the entropy.", ge=0)
+    centre: float = setting(default=-1.0, help="Minus the entropy, in nats, at which it is half the scale.", ge=-1e6)
 
-    def __post_init__(self) -> None:
-        whole("top_k", self.top_k, least=1)
-        number("scale", self.scale, least=0, most=1)
-        number("steepness", self.steepness, least=0)
-        number("centre", self.centre, least=-1e6)
+    @property
+    def strongest(self) -> float:
+        return self.scale
 
     def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
         entropy = torch.special.entr(p_BLV).sum(-1)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback, embedding_of, top_k
-from rcd.errors import number, whole
-from rcd.residual.context import interpolate
+from rcd.residual.context import interpolate, wide
+from rcd.settings import setting, settings
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class MergedState(ResidualState):
     """[B, L] the expected norm of the top-k embeddings."""
 
 
-@dataclass(frozen=True)
+@settings
 class TokenMerge(SoftFeedback):
     """sum over the top k of w p_v E_v + (1 - w sum p_v) E[M], rescaled to the same mean of the components' norms.
 
@@ -29,14 +29,15 @@ class TokenMerge(SoftFeedback):
     """
 
     state: ClassVar[type[ResidualState]] = MergedState
-    top_k: int = 1
-    renormalise: bool = True
-    weight: float = 1.0
-    """w, the share of the predicted mass that enters. At 0 it is SeqD."""
+    top_k: int = setting(default=1, help="Tokens that enter.", ge=1)
+    renormalise: bool = setting(default=True, help="Rescale the mixture to the mean of its components' norms.")
+    weight: float = setting(
+        default=1.0, help="w, the share of the predicted mass that enters. At 0 it is SeqD.", ge=0, le=1
+    )
 
-    def __post_init__(self) -> None:
-        whole("top_k", self.top_k, least=1)
-        number("weight", self.weight, least=0, most=1)
+    @property
+    def strongest(self) -> float:
+        return self.weight
 
     def inject(
         self, embeds_BLD: Tensor, where_BL: Tensor, state: ResidualState, learnt: nn.Module | None = None
@@ -45,12 +46,13 @@ class TokenMerge(SoftFeedback):
         mixed = interpolate(embeds_BLD, where_BL, state.alpha, state.delta)
         if not self.renormalise:
             return mixed
-        wanted = (1 - state.alpha) * embeds_BLD.float().norm(dim=-1) + state.alpha * state.norm
-        factor = wanted / mixed.float().norm(dim=-1).clamp_min(1e-12)
-        scaled = (mixed.float() * factor.unsqueeze(-1)).to(embeds_BLD.dtype)
+        dtype = wide(embeds_BLD)
+        wanted = (1 - state.alpha) * embeds_BLD.to(dtype).norm(dim=-1) + state.alpha * state.norm
+        factor = wanted / mixed.to(dtype).norm(dim=-1).clamp_min(1e-12)
+        scaled = (mixed.to(dtype) * factor.unsqueeze(-1)).to(embeds_BLD.dtype)
         return torch.where((where_BL & (state.alpha > 0)).unsqueeze(-1), scaled, mixed)
 
     def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
         mass, share, token = top_k(p_BLV, self.top_k)
-        norm = (share * codebook_VD[token].float().norm(dim=-1)).sum(-1)
+        norm = (share * codebook_VD[token].to(wide(codebook_VD)).norm(dim=-1)).sum(-1)
         return MergedState(self.weight * mass, embedding_of(share, token, codebook_VD), norm)

@@ -1,25 +1,28 @@
-"""DecodeConfig: every choice of a decoding run, checked when it is made."""
+"""What a request may ask for, and what a decoding run is: every setting, checked when it is made.
+
+The settings of a request are tensors beside its row, so that requests with different ones share a batch. What changes
+shapes or compiled code belongs to the engine, and an engine is found by it (`DecodeConfig.engine`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
 from rcd import registry
 from rcd.carry.base import Carry, make
-from rcd.diffusion.commit import CommitSettings
-from rcd.diffusion.sampling import SamplingSettings
-from rcd.errors import RCDError, number, one_of, whole
+from rcd.errors import RCDError, one_of, whole
 from rcd.models.lm import ModelSettings
+from rcd.settings import setting, settings
 
-EOS_SUPPRESSION = ("none", "logits", "confidence")
-SCOPES = ("canvas", "block")
 DEFAULT_NEW_TOKENS = 256
 D2F_BLOCK = 32
-DELTAS = ("exact", "kept")
 EXACT_UP_TO = 16384
 """Vocabularies up to this size have their delta computed exactly: there it costs nothing."""
 CACHED = ("prefix", "dual")
+MOST_STOP_IDS = 8
+MOST_STOPS, LONGEST_STOP = 16, 256
+MOST_LOGPROBS = 20
 
 
 def fitting(model: ModelSettings) -> list[str]:
@@ -38,93 +41,86 @@ def _room(model: ModelSettings, window: str, block: int, prompt: int) -> int:
     return room // block * block if window == "d2f" else room
 
 
-@dataclass(frozen=True)
-class DecodeConfig:
-    """The argument names are those of diffusers and transformers where they have one."""
+def rounded_length(length: int) -> int:
+    """Up to 16, 24, 32, 48, 64, 96, 128, ...: few sizes, none of them half empty."""
+    power = max(16, 1 << (length - 1).bit_length())
+    return 3 * power // 4 if 3 * power // 4 >= max(length, 16) else power
 
-    max_new_tokens: int | None = None
-    """None: what rcd.json says, else 256; but no more than the model's context has room for."""
-    block_length: int | None = None
-    """None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block)."""
-    num_inference_steps: int | None = None
-    """At most this many denoising steps a block: each step then commits at least its share of the block (SDAR's
-    dynamic and static rules). None: at least one token a step, as in the paper."""
-    carry: str | Carry | None = None
-    """A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else `none`."""
-    carry_scope: str = "canvas"
-    """On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; `block` only
-    in the block being decoded, with a fresh start for each. The paper does not say; Eq. 2 reads as `canvas`."""
-    window: str | None = None
-    """Which positions a step computes (`rcd list window`). None: `blockwise` for block-causal models, `bidirectional`
-    for the others."""
-    refresh_every: int | None = None
-    """With the windows `prefix` and `dual`: steps of a block between two passes over the whole canvas. None: one such
-    pass at each block's start; 1: every step."""
-    block_add_threshold: float = 0.7
-    """With the window `d2f`: a block is added when this share of the last one is decoded."""
-    decoded_token_threshold: float = 0.95
-    """With the window `d2f`: a block must make progress at every step, as the only one would, from when this share of
-    its left neighbour is decoded."""
-    blocks_in_flight: int = 4
-    """With the window `d2f`: at most so many blocks at once, from the first unfinished to the last."""
-    engine: str = "plain"
-    """`plain`: the windows as they are written in rcd/decode. `fast`: the engine (docs/engine.md), for many prompts or
-    long answers on a GPU; its first steps compile. It refuses what it cannot decode, with the reason."""
-    delta: str | None = None
-    """Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest through the codebook's
-    strongest directions (rcd/residual/summary.py). None: `kept` for vocabularies of more than 16,384 tokens."""
-    delta_tokens: int = 64
-    """Tokens that `kept` keeps, a power of two."""
-    delta_rank: int = 16
-    """Directions for the rest."""
-    commit: str = "threshold"
-    threshold: float = 0.85
-    factor: float = 1.0
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-    """Row r of a batch draws by seed + r, whoever else is in it."""
-    confidence: str | None = None
-    """`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA); None: as the family does."""
-    eos_early_stop: bool = True
-    """Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are not committed,
-    and decoding stops when no other is left. False: finish the block (blockwise) or the whole canvas (bidirectional),
-    filler included, as the families' own code does."""
-    eos_suppression: str = "none"
-    """LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it last
-    (`confidence_eos_eot_inf`)."""
+
+def capacity_for(needed: int, config: DecodeConfig, model: ModelSettings) -> int:
+    """Positions of an engine's row for texts that need so many: rounded up, so that a slightly longer text needs no new
+    engine."""
+    grid = max(64, config.grid(model))
+    if config.window in CACHED or config.window == "bidirectional":
+        blocks = config.block - 1  # an answer's last block is a whole one
+        return -(-(needed + blocks) // 64) * 64 + 64
+    return -(-needed // grid) * grid + (config.block if config.rounding(model)[1] > 1 else 0)
+
+
+@settings
+class RequestSettings:
+    """What every request may set for itself, whoever shares its batch."""
+
+    max_new_tokens: int | None = setting(
+        default=None, help="The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has room "
+        "for.", ge=1,
+    )  # fmt: skip
+    threshold: float = setting(
+        default=0.85,
+        help="Commit what is surer than this, and at least the best one.",
+        ge=0,
+        le=1,
+        why="1 commits one token a step",
+    )
+    factor: float = setting(default=1.0, help="Of the commit rule `factor`.", ge=0)
+    num_inference_steps: int | None = setting(
+        default=None, help="At most this many denoising steps a block: each step then commits at least its share of the block "
+        "(SDAR's dynamic and static rules). None: at least one token a step, as in the paper.", ge=1,
+    )  # fmt: skip
+    temperature: float = setting(default=0.0, help="0 is greedy.", ge=0, why="0 is greedy")
+    top_k: int = setting(default=0, help="Draw from the k most probable tokens; 0 is off.", ge=0)
+    top_p: float = setting(
+        default=1.0,
+        help="Draw from the smallest set of tokens of this mass; 1 is off.",
+        ge=1e-6,
+        le=1,
+        why="1 keeps every token",
+    )
+    seed: int = setting(
+        default=0,
+        help="What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it.",
+        ge=0,
+        le=2**63 - 1,
+    )
+    residual_scale: float = setting(
+        default=1.0, help="Multiplies the weight of what is carried; 0 decodes without (SeqD).", ge=0, le=1,
+        why="alpha_scale of the carry goes above 1",
+    )  # fmt: skip
+    stop: tuple[str, ...] = setting(default=(), help="Texts that end the answer, and are not part of it.")
+    stop_ids: tuple[int, ...] = setting(
+        default=(), help="Tokens that end the answer, beside the checkpoint's own end tokens."
+    )
+    logprobs: int | None = setting(
+        default=None, help="Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
+        le=MOST_LOGPROBS,
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "block_length", "num_inference_steps", "refresh_every"):
-            if getattr(self, name) is not None:
-                whole(name, getattr(self, name), least=1)
-        whole("blocks_in_flight", self.blocks_in_flight, least=1)
-        one_of("delta", self.delta or "exact", DELTAS)
-        one_of("engine", self.engine, ("plain", "fast"))
-        whole("delta_rank", self.delta_rank, least=1)
-        whole("delta_tokens", self.delta_tokens, least=1)
-        if self.delta_tokens & (self.delta_tokens - 1):
-            raise RCDError(f"delta_tokens is a power of two, such as 64, not {self.delta_tokens}.")
-        whole("seed", self.seed, least=0, most=2**63 - 1)
-        whole("top_k", self.top_k, least=0)
-        one_of("commit", self.commit, registry.names("commit"))
-        one_of("window", self.window or "blockwise", registry.names("window"))
-        one_of("eos_suppression", self.eos_suppression, EOS_SUPPRESSION)
-        one_of("carry_scope", self.carry_scope, SCOPES)
-        one_of("confidence", self.confidence or "tempered", ("tempered", "untempered"))
-        if isinstance(self.carry, str):
-            one_of("carry", self.carry, registry.names("carry"))
-        elif self.carry is not None and (isinstance(self.carry, type) or not hasattr(self.carry, "refresh")):
-            raise RCDError(f"carry must be a name or a carry such as Residual(), not {self.carry!r}.")
-        number("threshold", self.threshold, least=0, most=1, why="1 commits one token a step")
-        for name in ("block_add_threshold", "decoded_token_threshold"):
-            number(name, getattr(self, name), least=0, most=1, why="1 waits for the whole block")
-        number("factor", self.factor, least=0)
-        number("top_p", self.top_p, least=1e-6, most=1, why="1 keeps every token")
-        number("temperature", self.temperature, least=0, why="0 is greedy")
         if 0 < self.temperature < 1e-3:
             raise RCDError(f"a temperature of {self.temperature} overflows; take 0 (greedy) or 0.001 and more.")
+        if len(self.stop) > MOST_STOPS:
+            raise RCDError(f"there may be {MOST_STOPS} stop strings at most, not {len(self.stop)}; name fewer.")
+        for text in self.stop:
+            if not text:
+                raise RCDError("a stop string is empty and would end every answer at once; leave it out.")
+            if len(text) > LONGEST_STOP:
+                raise RCDError(
+                    f"a stop string has {len(text)} characters and {LONGEST_STOP} is the most; take its beginning."
+                )
+        if len(self.stop_ids) > MOST_STOP_IDS:
+            raise RCDError(f"there may be {MOST_STOP_IDS} stop_ids at most, not {len(self.stop_ids)}; name fewer.")
+        for token in self.stop_ids:
+            whole("stop_ids", token, least=0)
 
     @property
     def new_tokens(self) -> int:
@@ -132,17 +128,124 @@ class DecodeConfig:
         assert self.max_new_tokens is not None, "resolve the configuration first"
         return self.max_new_tokens
 
+
+REQUEST = tuple(field.name for field in fields(RequestSettings))
+
+
+@settings
+class DecodeConfig(RequestSettings):
+    """The argument names are those of diffusers and transformers where they have one."""
+
+    block_length: int | None = setting(
+        default=None,
+        help="None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block).",
+        ge=1,
+    )
+    carry: str | Carry | None = setting(
+        default=None, help="A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else "
+        "`none`.", choices="carry",
+    )  # fmt: skip
+    carry_scope: str = setting(
+        default="canvas", help="On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; "
+        "`block` only in the block being decoded, with a fresh start for each. The paper does not say; Eq. 2 reads as "
+        "`canvas`.", choices=("canvas", "block"),
+    )  # fmt: skip
+    window: str | None = setting(
+        default=None, help="Which positions a step computes (`rcd list window`). None: `blockwise` for block-causal models, "
+        "`bidirectional` for the others.", choices="window",
+    )  # fmt: skip
+    refresh_every: int | None = setting(
+        default=None, help="With the windows `prefix` and `dual`: steps of a block between two passes over the whole canvas. None: "
+        "one such pass at each block's start; 1: every step.", ge=1,
+    )  # fmt: skip
+    block_add_threshold: float = setting(
+        default=0.7, help="With the window `d2f`: a block is added when this share of the last one is decoded.", ge=0, le=1,
+        why="1 waits for the whole block",
+    )  # fmt: skip
+    decoded_token_threshold: float = setting(
+        default=0.95, help="With the window `d2f`: a block must make progress at every step, as the only one would, from when this "
+        "share of its left neighbour is decoded.", ge=0, le=1, why="1 waits for the whole block",
+    )  # fmt: skip
+    blocks_in_flight: int = setting(
+        default=4,
+        help="With the window `d2f`: at most so many blocks at once, from the first unfinished to the last.",
+        ge=1,
+    )
+    commit: str = setting(
+        default="threshold", help="Which predictions become tokens (`rcd list commit`).", choices="commit"
+    )
+    confidence: str | None = setting(
+        default=None, help="`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the family "
+        "does.", choices=("tempered", "untempered"),
+    )  # fmt: skip
+    eos_early_stop: bool = setting(
+        default=True, help="Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are not "
+        "committed, and decoding stops when no other is left. False: finish the block (blockwise) or the whole canvas "
+        "(bidirectional), filler included, as the families' own code does.",
+    )  # fmt: skip
+    eos_suppression: str = setting(
+        default="none", help="LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it "
+        "last (`confidence_eos_eot_inf`).", choices=("none", "logits", "confidence"),
+    )  # fmt: skip
+    delta: str | None = setting(
+        default=None, help="Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest approximated "
+        "(docs/engine.md says how well). None: `kept` for vocabularies of more than 16,384 tokens.",
+        choices=("exact", "kept"),
+    )  # fmt: skip
+    delta_tokens: int = setting(default=64, help="On a GPU, tokens that `kept` keeps: a power of two.", ge=1)
+    delta_rank: int = setting(default=16, help="On a GPU, directions of the codebook for the rest.", ge=1)
+    passes: str | None = setting(
+        default=None, help="`fused`: packed weights and kernels, for the backbones they know; `stock`: any transformers backbone as "
+        "it is. None: fused where that is possible.", choices=("fused", "stock"),
+    )  # fmt: skip
+    batch_invariant: bool = setting(
+        default=False, help="Compute every row's products and attention apart, so that no bit of an answer depends on what shares "
+        "its batch; slower. On a CPU only; a GPU's products depend on the batch.",
+    )  # fmt: skip
+    oracle: bool = setting(
+        default=False, help="Decode by the plain reading of Algorithm 2 (rcd/decode/simple.py): one row at a time, no cache. Slow, "
+        "and for comparison.",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.delta_tokens & (self.delta_tokens - 1):
+            raise RCDError(f"delta_tokens is a power of two, such as 64, not {self.delta_tokens}.")
+
+    @property
+    def travelling(self) -> Carry:
+        """The carry of a resolved configuration."""
+        assert isinstance(self.carry, Carry), "resolve the configuration first"
+        return self.carry
+
+    @property
+    def block(self) -> int:
+        """The block length of a resolved configuration."""
+        assert self.block_length is not None, "resolve the configuration first"
+        return self.block_length
+
+    @property
+    def request(self) -> RequestSettings:
+        """The part that is a request's own."""
+        return RequestSettings(**{name: getattr(self, name) for name in REQUEST})
+
+    def engine(self, model: ModelSettings) -> DecodeConfig:
+        """The part that is the engine's own; what a request sets is at its default. An answer that is one block of a
+        canvas is one in any larger block, so that requests of several lengths share an engine."""
+        block = self.block
+        if model.attention != "block_causal" and self.window != "d2f" and block == self.new_tokens:
+            block = self.new_tokens if self.batch_invariant else rounded_length(self.new_tokens)
+        plain = RequestSettings()
+        return replace(self, block_length=block, **{name: getattr(plain, name) for name in REQUEST})
+
     def resolved(
         self, model: ModelSettings, trained: dict[str, Any] | None = None, longest_prompt: int = 0
     ) -> DecodeConfig:
         """The same with every None filled from the checkpoint; `trained` is rcd.json's carry."""
-        carry = self.carry
         own = dict(trained or {"name": "none"})
-        name = own.pop("name")
-        if carry is None:
-            carry = make(name, own)
-        elif isinstance(carry, str):
-            carry = make(carry, own if carry == name else None)
+        name, carry = own.pop("name"), self.carry
+        if not isinstance(carry, Carry):
+            carry = make(carry or name, own if carry in (None, name) else None)
         window = self._window(model)
         block = self.block_length or model.block_length
         if window == "d2f":
@@ -151,11 +254,16 @@ class DecodeConfig:
         new = self.max_new_tokens or max(1, min(model.max_new_tokens or DEFAULT_NEW_TOKENS, room))
         if block is None or (self.block_length is None and model.attention == "bidirectional"):
             block = min(block or new, new)
+        if 0 < self.residual_scale < 1 and not carry.scalable:
+            raise RCDError(
+                f"the carry {type(carry).__name__} is on or off: residual_scale is 0 or 1, not {self.residual_scale}."
+            )
         return replace(self, carry=carry, window=window, block_length=block, max_new_tokens=new)
 
     def _window(self, model: ModelSettings) -> str:
         """The window, checked against the checkpoint."""
         window, choices = self.window or model.window, fitting(model)
+        one_of("window", window, registry.names("window"))
         if window not in choices:
             raise RCDError(
                 f"the window {window!r} does not fit this checkpoint, whose attention is {model.attention}"
@@ -176,20 +284,10 @@ class DecodeConfig:
         behind = self.window == "d2f" and model.attention != "block_causal"
         return self.grid(model), (self.block_length or 1) if behind else 1
 
+    def tempered(self, model: ModelSettings) -> bool:
+        """Whether a drawn token's confidence is that of softmax(z / temperature)."""
+        return model.tempered_confidence if self.confidence is None else self.confidence == "tempered"
+
     def keeps(self, vocabulary: int) -> bool:
         """Whether delta keeps only the most probable tokens exactly."""
         return self.delta == "kept" or (self.delta is None and vocabulary > EXACT_UP_TO)
-
-    def commit_settings(self) -> CommitSettings:
-        return CommitSettings(threshold=self.threshold, factor=self.factor)
-
-    def sampling_settings(self, model: ModelSettings) -> SamplingSettings:
-        tempered = model.tempered_confidence if self.confidence is None else self.confidence == "tempered"
-        return SamplingSettings(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            tempered_confidence=tempered,
-            never=(model.mask_token_id,),
-            last=model.eos_token_ids if self.eos_suppression == "confidence" else (),
-        )

@@ -1,64 +1,92 @@
-"""What decoding tells: a Step after every denoising step, a Finished for every row. The command line, a server and a
-plain call read the same stream.
+"""What decoding tells of a request: a Step after every denoising step, if it is wanted, and at the end one Finished or
+one Failed. The command line, a server and a plain call read the same events.
 
-Shapes: R rows still being decoded, L window.
+Shapes: L window, K alternatives.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from torch import Tensor
 
 
+class _OfARow:
+    """What Step, Finished and Failed share: the request that they are of."""
+
+    row: int
+
+    def renamed(self, row: int) -> Self:
+        return self if row == self.row else replace(self, row=row)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
-class Step:
-    """One denoising step over a window of positions."""
+class Step(_OfARow):
+    """One denoising step of one request, over a window of positions."""
 
-    rows: list[int]
-    """The rows that took the step, as numbers in the batch; row k of every tensor below belongs to rows[k]."""
-    offsets: list[int]
-    """For each row, where the window's first position stands relative to the end of its prompt (negative: the window
-    begins inside the prompt)."""
-    number: list[int]
-    """For each row, how many denoising steps it has taken, this one included."""
+    row: int
+    """The request: its place among the prompts of a call."""
+    offset: int
+    """Where the window's first position stands relative to the end of the prompt (negative: inside the prompt)."""
+    number: int
+    """How many denoising steps the request has taken, this one included."""
+    final: int
+    """So many tokens of the answer, from its first, can no longer change. Only these count as told."""
     draft: Tensor
-    """[R, L] the token predicted (or already there) at every position."""
+    """[L] the token predicted (or already there) at every position."""
     committed: Tensor
-    """[R, L] booleans: positions that became tokens in this step."""
+    """[L] booleans: positions that became tokens in this step."""
+    revised: Tensor
+    """[L] booleans: those of them that were another token before."""
     masked: Tensor
-    """[R, L] booleans: positions that are still masks after it."""
+    """[L] booleans: positions that are still masks after it."""
     confidence: Tensor
-    """[R, L] the probability of the draft; nan where nothing was predicted."""
-    alpha: Tensor | None
-    """[R, L] the weight of each position's residual: that with which it enters the next step (with a reference at every
+    """[L] the probability of the draft; nan where nothing was predicted."""
+    alpha: Tensor | None = None
+    """[L] the weight of each position's residual: that with which it enters the next step (with a reference at every
     step, that with which it entered this one); None without a residual."""
+    logprobs: Logprobs | None = None
 
-    def of(self, keep: list[bool]) -> Step:
-        """The event of some of its rows."""
-        index = [k for k, on in enumerate(keep) if on]
-        return Step(
-            rows=[self.rows[k] for k in index],
-            offsets=[self.offsets[k] for k in index],
-            number=[self.number[k] for k in index],
-            draft=self.draft[index],
-            committed=self.committed[index],
-            masked=self.masked[index],
-            confidence=self.confidence[index],
-            alpha=None if self.alpha is None else self.alpha[index],
-        )
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Log probabilities at the step that predicted a token, before temperature, filters and exclusions."""
+
+    token: Tensor
+    """[L] of the draft."""
+    best_ids: Tensor
+    """[L, K] the most probable tokens, best first."""
+    best: Tensor
+    """[L, K] their log probabilities."""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token of an answer as it was committed."""
+
+    token: int
+    logprob: float
+    """nan for a token that no step committed: the filler behind an end token."""
+    best: tuple[tuple[int, float], ...] = ()
+    """(token, log probability) of the most probable ones at that step."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Forward passes of one row. `denoising` could commit; the others could not."""
+    """Forward passes of one request, by kind. They depend on the request alone: what shares a pass with a step or with
+    other requests is counted as if it were a pass of its own, which it is in the families' own loops."""
 
     denoising: int = 0
+    """Passes that could commit."""
     prefill: int = 0
     start: int = 0
+    """Passes of the target over plain masks, for a carry to start from."""
     store: int = 0
+    """Finished blocks whose keys and values were computed from their tokens (window `blockwise`). The engine does it
+    in the pass of the next block's first step."""
     reference: int = 0
-    """Every pass of a reference model: its prefill, its residuals, its stores."""
+    """The same of a reference model: its prefill, its residuals, its stores."""
 
     @property
     def forwards(self) -> int:
@@ -66,24 +94,32 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A row is done."""
+class Finished(_OfARow):
+    """A request is answered."""
 
     row: int
     ids: list[int]
-    """The new tokens, up to and including the end token."""
+    """The new tokens, up to and including the end token or the stop token; with a stop string, all that were settled
+    when it was found."""
     stop_reason: str
-    """`eos` or `length`."""
+    """`eos`, `stop` (a stop token or a stop string) or `length`."""
     counts: Counts = field(default_factory=Counts)
-
-
-Event = Step | Finished
+    text: str | None = None
+    """The text before the stop string, if one ended it."""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    """Of `ids`, if they were asked for."""
+    at: float = 0.0
+    """When, by `time.perf_counter`."""
 
 
 @dataclass(frozen=True)
-class Failed:
-    """A row cannot be decoded, and the others go on. Only an engine tells it so; a window raises instead."""
+class Failed(_OfARow):
+    """A request cannot be answered, or was cancelled; the others go on."""
 
     row: int
     message: str
     """One sentence with the cause and the way out."""
+    cancelled: bool = False
+
+
+Event = Step | Finished | Failed

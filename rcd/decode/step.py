@@ -1,28 +1,124 @@
 """One denoising step, the body of Algorithm 2: inject -> predict -> sample -> commit -> update.
 
-Every window calls this function; none of it knows which carry, commit rule or window is in use.
-Shapes: B rows, L window, P predicted positions, N blocks of a row that commit each for itself (mostly one).
+The engine and the oracle (`rcd.decode.simple`) call this function; it knows neither the window, nor which carry or
+commit rule is in use.
+Shapes: B rows (or blocks), P predicted positions of each, V vocabulary, K alternatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from rcd import registry
-from rcd.carry.base import Carry, CarryState
-from rcd.decode.config import DecodeConfig
-from rcd.decode.events import Step
+from rcd.carry.base import Carry, CarryState, places
+from rcd.decode.config import DecodeConfig, RequestSettings
 from rcd.diffusion.commit import CommitSettings
 from rcd.diffusion.sampling import SamplingSettings, sample
-from rcd.errors import RCDError
-from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
+from rcd.models.lm import DiffusionLM, ModelSettings, Prediction
 from rcd.residual.distribution import Distribution, without
 from rcd.residual.reading import Reader, reader_for
+
+
+class Predictor(Protocol):
+    """A model over some view of the text."""
+
+    @property
+    def codebook(self) -> Tensor: ...
+
+    def __call__(
+        self, ids: Tensor, view: Any, carry: Carry, state: Any, inject: Tensor, places: Places, /
+    ) -> Prediction: ...
+
+
+class Places:
+    """Where a step predicts: at all positions [B, P]."""
+
+    counts: list[int] | None = None
+    """How many each row has, where rows are computed one after another."""
+
+    def take(self, values_BP: Tensor) -> Tensor:
+        return values_BP
+
+    def of_rows(self, values_B1: Any) -> Any:
+        return values_B1
+
+    def put(self, values: Tensor, blank: float = 0) -> Tensor:
+        return values
+
+    def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
+        return state
+
+
+class Open(Places):
+    """Where a step predicts: at some positions alone, mostly the masks. Their number changes from step to step, so this
+    is not for graphs; where the head is a large part of a step (on a CPU), it saves what the others would cost. Their
+    values are [n, 1, ...]."""
+
+    def __init__(self, open_BP: Tensor, apart: bool = False):
+        """`apart`: every row's predictions are computed by themselves."""
+        self.shape = open_BP.shape
+        self.index = open_BP.flatten().nonzero().squeeze(1)
+        self.counts = open_BP.sum(1).tolist() if apart else None
+
+    def take(self, values_BP: Tensor) -> Tensor:
+        return values_BP.flatten(0, 1)[self.index].unsqueeze(1)
+
+    def of_rows(self, values_B1: Any) -> Any:
+        return values_B1[self.index // self.shape[1]] if isinstance(values_B1, Tensor) else values_B1
+
+    def put(self, values: Tensor, blank: float = 0) -> Tensor:
+        out = values.new_full((self.shape.numel(), *values.shape[2:]), blank)
+        out[self.index] = values.squeeze(1)
+        return out.unflatten(0, self.shape)
+
+    def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
+        return state.with_tensors([get(each) for each in state.tensors()])
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """A request's settings of a step: numbers, or tensors [B, 1] with one of each row (`scale`: [B])."""
+
+    threshold: float | Tensor = 0.85
+    factor: float | Tensor = 1.0
+    temperature: float | Tensor = 0.0
+    top_k: int | Tensor = 0
+    most_k: int = 0
+    """The largest top_k."""
+    sorts: bool = True
+    """Whether some row has a top_p and no top_k."""
+    top_p: float | Tensor = 1.0
+    scale: Tensor | None = None
+    """Of what is carried; None: 1."""
+
+    @classmethod
+    def of(cls, asked: RequestSettings, device: torch.device) -> Knobs:
+        scale = None if asked.residual_scale == 1.0 else torch.tensor([asked.residual_scale], device=device)
+        return cls(asked.threshold, asked.factor, asked.temperature, asked.top_k, asked.top_k, True, asked.top_p, scale)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a step is asked."""
+
+    masked: Tensor
+    """[B, P] booleans: the positions that are masks."""
+    candidates: Tensor
+    """[B, P] booleans: what may be committed."""
+    inject: Tensor
+    """[B, P] booleans: where the carry enters."""
+    quota: Tensor
+    """[B] the least that each row commits."""
+    knobs: Knobs
+    noise: Tensor | None = None
+    """[B, P] what tokens are drawn by, if they are: U[0, 1)."""
+    places: Places = field(default_factory=Places)
+    """Where predictions are wanted."""
 
 
 @dataclass(frozen=True)
@@ -31,46 +127,54 @@ class Rules:
 
     carry: Carry
     commit: Callable[[Tensor, Tensor, CommitSettings], Tensor]
-    commit_settings: CommitSettings
-    sampling: SamplingSettings
+    tempered: bool
+    never: tuple[int, ...]
+    """Ids that are never sampled: the mask."""
+    last: tuple[int, ...] = ()
+    """Ids that are committed only when nothing else is left."""
     impossible: tuple[int, ...] = ()
     """Ids that the model is not allowed to predict at all."""
     summarise: Reader | None = None
     """How the logits are read, where not as a plain distribution."""
     choose: Callable[..., tuple[Tensor, Tensor]] = field(default_factory=lambda: choose)
-    """The choice of what is committed; an engine has it compiled."""
+    """The choice of what is committed; an engine on a GPU has it compiled."""
 
     @classmethod
     def of(cls, config: DecodeConfig, model: ModelSettings) -> Rules:
-        assert config.carry is not None and not isinstance(config.carry, str), "resolve the configuration first"
+        ends = model.eos_token_ids
         return cls(
-            carry=config.carry,
-            commit=registry.get("commit", config.commit),
-            commit_settings=config.commit_settings(),
-            sampling=config.sampling_settings(model),
-            impossible=model.eos_token_ids if config.eos_suppression == "logits" else (),
-        )
+            carry=config.travelling, commit=registry.get("commit", config.commit), tempered=config.tempered(model),
+            never=(model.mask_token_id,), last=ends if config.eos_suppression == "confidence" else (),
+            impossible=ends if config.eos_suppression == "logits" else (),
+        )  # fmt: skip
 
-    def distribution(self, logits: Tensor, hidden: Tensor | None = None) -> Distribution:
-        """Of logits, which this model's head computed of `hidden` (None: another model's, or not known)."""
+    def distribution(
+        self, logits: Tensor, hidden: Tensor | None = None, counts: list[int] | None = None
+    ) -> Distribution:
+        """Of logits, which this model's head computed of `hidden` (None: another model's, or not known); `counts`: of
+        so many rows at a time, where rows are computed one after another."""
         allowed = without(logits, self.impossible)
-        return Distribution(allowed) if self.summarise is None else self.summarise(allowed, hidden)
+        return Distribution(allowed) if self.summarise is None else self.summarise(allowed, hidden, counts)
 
     def summarising(self, model: DiffusionLM, config: DecodeConfig, parts: Any) -> Rules:
         """The same, reading the logits as is cheap: with `parts` (`rcd.kernels`), and with the delta that the settings
         ask for."""
+        carry = self.carry
         reader = reader_for(
-            model,
-            parts,
-            self.sampling.never,
-            carries=hasattr(self.carry, "t_res"),
-            expects=getattr(self.carry, "expects", False),
-            t_res=getattr(self.carry, "t_res", 1.0),
-            method=config.delta,
-            tokens=config.delta_tokens,
-            rank=config.delta_rank,
-        )
+            model, parts, self.never, carries=carry.expects, expects=carry.expects, t_res=carry.entropy_temperature,
+            method=config.delta, tokens=config.delta_tokens, rank=config.delta_rank, row_by_row=config.batch_invariant,
+        )  # fmt: skip
         return self if reader is None else replace(self, summarise=reader)
+
+    def sampling(self, knobs: Knobs, places: Places) -> SamplingSettings:
+        temperature, top_k, top_p = map(places.of_rows, (knobs.temperature, knobs.top_k, knobs.top_p))
+        return SamplingSettings(
+            temperature, top_k, top_p, self.tempered, self.never, self.last, knobs.most_k, knobs.sorts
+        )  # fmt: skip
+
+
+Best = tuple[Tensor, Tensor, Tensor]
+"""(ids [B, P, K], log probabilities [B, P, K] of the most probable tokens, log probability [B, P] of the token)."""
 
 
 @dataclass(frozen=True)
@@ -83,61 +187,76 @@ class Outcome:
     finite: Tensor
     """[B]: whether the row's logits were numbers."""
     state: CarryState
+    """What the carry brings into the next step."""
+    alpha: Tensor | None
+    """[B, P] the weight that its residual has there, scaled as the request wants it."""
+    best: Best | None = None
 
-    def told(
-        self, rows: list[int], offsets: list[int], numbers: list[int], before: Tensor, masked: Tensor, left: Tensor
-    ) -> Step:
-        """The step's event: what was there `before`, where it was `masked`, and where masks are `left`."""
-        draft = torch.where(masked, self.token, before)
-        confidence = self.confidence.masked_fill(~masked, float("nan"))
-        return Step(rows, offsets, numbers, draft, self.committed, left, confidence, self.state.alpha)
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a probe is shown of a step."""
+
+    asked: Asked
+    before: CarryState
+    """What the carry brought into the step, as the model saw it."""
+    predicted: Distribution
+    prediction: Prediction
+    outcome: Outcome
 
 
 def denoise(
-    model: DiffusionLM,
+    model: Predictor,
     rules: Rules,
-    ids_BL: Tensor,
-    view: View,
+    ids: Tensor,
+    view: Any,
     state: CarryState,
-    candidates_BP: Tensor,
-    quota: Tensor,
-    noise_BP: Tensor | None,
-    inject_BP: Tensor | None = None,
+    asked: Asked,
+    logprobs: int | None = None,
+    record: Callable[[StepRecord], None] | None = None,
 ) -> Outcome:
-    """Algorithm 2, lines 7-25, once. `candidates` may be committed; the carry enters at `inject`. `quota` is [B], or
-    [B, N] for predicted positions that are N equal blocks; `noise` is what tokens are drawn by, if they are."""
-    prediction: Prediction = model(ids_BL, view, rules.carry, state, inject_BP)
-    predicted = rules.distribution(prediction.logits, prediction.hidden)
-    token, confidence = sample(predicted, rules.sampling, noise_BP)
-    committed, finite = rules.choose(
-        rules.commit, rules.commit_settings, confidence, candidates_BP, quota.flatten(), predicted.normaliser
-    )
-    after = rules.carry.update(state, predicted, prediction.hidden, model.codebook)
-    return Outcome(token, confidence, committed, finite, after)
+    """Algorithm 2, lines 7-25, once, for any number of rows."""
+    scale, where = asked.knobs.scale, asked.places
+    entering = state if scale is None else state.scaled(scale)
+    prediction = model(ids, view, rules.carry, entering, asked.inject, where)
+    predicted = rules.distribution(prediction.logits, prediction.hidden, where.counts)
+    noise = None if asked.noise is None else where.take(asked.noise)
+    token, confidence = sample(predicted, rules.sampling(asked.knobs, where), noise)
+    after = rules.carry.update(where.state(state, where.take), predicted, prediction.hidden, model.codebook)
+    best = None if logprobs is None else best_of(prediction.logits, token, logprobs)
+    token, confidence, after = where.put(token), where.put(confidence), where.state(after, where.put)
+    committed, finite = rules.choose(rules.commit, asked, confidence, where.put(predicted.normaliser))
+    alpha = (after if scale is None else after.scaled(scale)).alpha
+    if best is not None:
+        best = (where.put(best[0]), where.put(best[1]), where.put(best[2]))
+    outcome = Outcome(token, confidence, committed, finite, after, alpha, best)
+    if record is not None:
+        record(StepRecord(asked, entering, predicted, prediction, outcome))
+    return outcome
 
 
 def choose(
-    commit: Callable[[Tensor, Tensor, CommitSettings], Tensor],
-    settings: CommitSettings,
-    confidence_BP: Tensor,
-    candidates_BP: Tensor,
-    quota: Tensor,
-    normaliser_BP: Tensor,
+    commit: Callable[[Tensor, Tensor, CommitSettings], Tensor], asked: Asked, confidence_BP: Tensor, normaliser: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(what is committed [B, P], whether each row's logits were numbers [B]); every block that has a quota commits for
-    itself."""
-    offered = confidence_BP.masked_fill(~candidates_BP, float("-inf"))
-    committed = commit(offered.reshape(len(quota), -1), quota, settings).view_as(candidates_BP)
+    """(what is committed [B, P], whether each row's logits were numbers [B])."""
+    knobs = asked.knobs
+    offered = confidence_BP.masked_fill(~asked.candidates, float("-inf"))
+    settings = CommitSettings(knobs.threshold, knobs.factor, asked.masked)
+    committed = commit(offered, asked.quota, settings)
     # a confidence that is no number would never commit; the normaliser also sees what no candidate does
-    finite = torch.isfinite(normaliser_BP).all(-1) & torch.isfinite(confidence_BP).all(-1)
-    return committed, finite
+    finite = torch.isfinite(normaliser).all(-1) & torch.isfinite(confidence_BP).all(-1)
+    return committed & finite.unsqueeze(-1), finite
 
 
-def check_finite(outcome: Outcome, rows: Sequence[int], numbers: Sequence[int], taking: Sequence[int]) -> None:
-    """Logits that are no numbers stop the run with the row and the step that had them, among those taking the step."""
-    bad = [k for k, fine in enumerate(outcome.finite.tolist()) if not fine and rows[k] in taking]
-    if bad:
-        raise RCDError(
-            f"the model's logits are NaN or inf at denoising step {numbers[bad[0]]} of prompt {rows[bad[0]]}; "
-            "try float32 (--dtype float32), and check the checkpoint with `rcd info --check`."
-        )
+def best_of(logits: Tensor, token: Tensor, count: int) -> Best:
+    """The most probable tokens of the model's own distribution, before any exclusion, and the chosen one's place."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    normaliser = wide.logsumexp(-1, keepdim=True)
+    value, ids = wide.topk(min(count, wide.shape[-1]), dim=-1)
+    own = wide.gather(-1, token.unsqueeze(-1)) - normaliser
+    return ids, value - normaliser, own.squeeze(-1)
+
+
+def where_carried(carry: Carry, masked: Tensor, scope: Tensor) -> Tensor:
+    """Where the carry enters: at masks, or everywhere; within the scope."""
+    return places(carry, masked) & scope

@@ -15,48 +15,45 @@ from rcd.errors import RCDError
 from rcd.models.lm import ModelSettings
 
 
-def is_end(ids_BP: Tensor, eos: Sequence[int]) -> Tensor:
-    ends = torch.zeros_like(ids_BP, dtype=torch.bool)
-    for token in eos:  # a few; a tensor of them would be a copy to the device at every step
-        ends = ends | (ids_BP == token)
-    return ends
+def is_end(ids_BP: Tensor, ends_BE: Tensor) -> Tensor:
+    """Where a row's own end and stop tokens are; what fills up its list of them is no token (-1)."""
+    return (ids_BP[:, :, None] == ends_BE[:, None, :]).any(-1)
 
 
-def _ended(ids_BP: Tensor, output_BP: Tensor, eos: Sequence[int]) -> Tensor:
-    """From an end token of the answer on."""
-    return (is_end(ids_BP, eos) & output_BP).long().cumsum(-1) > 0
+def settle(
+    ids_BP: Tensor, masked_BP: Tensor, token_BP: Tensor, output_BP: Tensor, ends_BE: Tensor, early: bool, eos: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids, masked, needed). With `early`, the masks behind an end token become end tokens: the text's own or, of a
+    model that has several (`eos`: the first so many of its ends), the predicted one. They are no part of the text and cost no step; left masked beside a text so complete, they would be
+    out of distribution. `needed` are the masks that must still be decoded, which are also those that may be committed:
+    with `early` none outside the answer (`output`: behind the prompt, within the length) or behind its end.
 
-
-def close(
-    ids_BP: Tensor, masked_BP: Tensor, token_BP: Tensor, output_BP: Tensor, eos: Sequence[int], early: bool
-) -> tuple[Tensor, Tensor]:
-    """(ids, masked): with `early`, the masks behind an end token become end tokens, the predicted one or else the
-    text's own. They are no part of the text and cost no step; left masked, they would be a sight that training never
-    shows beside a text so complete."""
-    if not early:
-        return ids_BP, masked_BP
-    ended = _ended(ids_BP, output_BP, eos)
-    filler = masked_BP & output_BP & ended
-    own = ids_BP.gather(1, ended.long().argmax(-1, keepdim=True))  # argmax: the first
-    return torch.where(filler, torch.where(is_end(token_BP, eos), token_BP, own), ids_BP), masked_BP & ~filler
-
-
-def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, eos: Sequence[int], early: bool) -> Tensor:
-    """The masks that must still be decoded, which are also those that may be committed.
-
-    `output` marks the positions of the answer (behind the prompt, within the length). With `early`, a mask outside
-    them, or behind an end token, no longer matters.
+        ids  5 [M] END [M] [M]   ->   5 [M] END END END      needed  . x . . .
     """
     if not early:
+        return ids_BP, masked_BP, masked_BP
+    ended = (is_end(ids_BP, ends_BE) & output_BP).cumsum(-1) > 0
+    filler = masked_BP & output_BP & ended
+    own = ids_BP.gather(1, ended.byte().argmax(-1, keepdim=True))  # argmax: the first
+    if eos > 1:
+        own = torch.where(is_end(token_BP, ends_BE[:, :eos]), token_BP, own)
+    ids = torch.where(filler, own, ids_BP)
+    masked = masked_BP & ~filler
+    return ids, masked, masked & output_BP & ~ended
+
+
+def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ends_BE: Tensor, early: bool) -> Tensor:
+    """The masks that must still be decoded of a text whose end is closed (`settle`)."""
+    if not early:
         return masked_BP
-    return masked_BP & output_BP & ~_ended(ids_BP, output_BP, eos)
+    return masked_BP & output_BP & ((is_end(ids_BP, ends_BE) & output_BP).cumsum(-1) == 0)
 
 
-def cut(new_ids: list[int], eos: Sequence[int], limit: int) -> tuple[list[int], str]:
-    """(the tokens up to and including the first end token, within the limit; the stop reason)."""
+def cut(new_ids: list[int], eos: Sequence[int], stops: Sequence[int], limit: int) -> tuple[list[int], str]:
+    """(the tokens up to and including the first end or stop token, within the limit; the stop reason)."""
     for k, token in enumerate(new_ids[:limit]):
-        if token in eos:
-            return new_ids[: k + 1], "eos"
+        if token in eos or token in stops:
+            return new_ids[: k + 1], "eos" if token in eos else "stop"
     return new_ids[:limit], "length"
 
 

@@ -14,10 +14,16 @@ import torch
 from torch import Tensor
 
 
+
 @dataclass(frozen=True)
 class CommitSettings:
-    threshold: float = 0.85
-    factor: float = 1.0
+    """Of a rule: numbers, or tensors [B, 1] with one of each row."""
+
+    threshold: float | Tensor = 0.85
+    factor: float | Tensor = 1.0
+    masked: Tensor | None = None
+    """[B, L] which candidates are masks. A rule with the attribute `revises` is offered the tokens of unfinished blocks
+    as well; what it commits there replaces them."""
 
 
 def top(confidence_BL: Tensor, count_B: Tensor) -> Tensor:
@@ -48,7 +54,7 @@ def by_topm(confidence_BL: Tensor, quota_B: Tensor, settings: CommitSettings) ->
 def by_factor(confidence_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -> Tensor:
     """By falling confidence, rank r = 1, 2, ...: commit while it is >= 1 - factor / (r + 1), and the quota."""
     ranked, order = confidence_BL.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(1, ranked.shape[-1] + 1, device=ranked.device)
+    rank = torch.arange(1, ranked.shape[-1] + 1, device=ranked.device, dtype=ranked.dtype)
     passes = ranked >= 1.0 - settings.factor / (rank + 1)
     kept = passes.long().cumprod(-1).bool() & (ranked > float("-inf"))
     return torch.zeros_like(kept).scatter_(-1, order, kept) | top(confidence_BL, quota_B)
@@ -60,7 +66,7 @@ def sequential(confidence_BL: Tensor, quota_B: Tensor, settings: CommitSettings)
     return candidate & (candidate.long().cumsum(-1) <= quota_B.unsqueeze(-1))
 
 
-def quota(total_B: Tensor, steps: int, step_B: Tensor) -> Tensor:
+def quota(total_B: Tensor, steps: int | Tensor, step_B: Tensor) -> Tensor:
     """The share of step number `step` when `total` positions are split over `steps`, the remainder first; at least 1,
     so that every step makes progress."""
     return (total_B // steps + (step_B < total_B % steps)).clamp_min(1)

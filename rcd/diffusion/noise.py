@@ -30,10 +30,19 @@ def uniform(key: int, *counters: Tensor) -> Tensor:
     return (_bits(torch.full_like(counters[0], key), *counters) & 0xFFFFFF).float() * 2**-24
 
 
+def finest(device: torch.device) -> torch.dtype:
+    """fp64, which Apple's GPUs do not have."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def uniform_of(seed: Tensor, *counters: Tensor) -> Tensor:
     """U[0, 1) in fp64, one draw of 53 bits for each element of seed and counters (integers that broadcast): whoever
-    asks, in whatever order and company, gets the same. No generator and no host, so a CUDA graph may hold it."""
-    return _shift(_bits(torch.zeros_like(seed), seed, *counters), 11).double() * 2**-53
+    asks, in whatever order and company, gets the same. No generator and no host, so a CUDA graph may hold it. Where
+    there is no fp64, the same to 24 bits."""
+    bits, kind = _bits(torch.zeros_like(seed), seed, *counters), finest(seed.device)
+    if kind == torch.float64:
+        return _shift(bits, 11).double() * 2**-53
+    return _shift(bits, 40).float() * 2**-24
 
 
 def signed(seed: int) -> int:

@@ -6,7 +6,7 @@ G key/value heads, C head dimension, T cache length.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,13 +38,12 @@ class Normed(NamedTuple):
 
 
 def linear(x_NQD: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Slot by slot, so that a slot's numbers do not depend on how many others there are."""
     value = x_NQD.finished() if isinstance(x_NQD, Normed) else x_NQD
-    return torch.stack([functional.linear(x, weight, bias) for x in value])
+    return functional.linear(value, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.float()  # as the stock norms do, also for fp64
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
@@ -104,18 +103,17 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Every query sees the slots [0, end) of its row. Returns [N, Q, H * C]. `order` is that in which a GPU takes the
     slots: those of one row together, so that its keys are read once."""
-    out = []
-    grouped = query_NQHC.shape[2] != keys_RGTC.shape[1]
-    for query, row, end in zip(query_NQHC, row_N.tolist(), end_NQ, strict=True):
-        most = int(end.max())
-        seen = torch.arange(most, device=end.device) < end[:, None]
-        mask = None if bool(seen.all()) else seen
-        k, v = keys_RGTC[row, :, :most], values_RGTC[row, :, :most]
-        one = functional.scaled_dot_product_attention(
-            query.transpose(0, 1)[None], k[None], v[None], attn_mask=mask, scale=scale, enable_gqa=grouped
-        )
-        out.append(one[0].transpose(0, 1).flatten(1))
-    return torch.stack(out)
+    (n, q, h, c), groups, most = query_NQHC.shape, keys_RGTC.shape[1], int(end_NQ.max())
+    seen = torch.arange(most, device=end_NQ.device) < end_NQ[:, None, :, None]
+    mask = None if bool(seen.all()) else seen.repeat(1, 1, h // groups, 1)
+    rows: Any = row_N.tolist()
+    if rows == list(range(rows[0], rows[0] + n)):  # a view instead of a copy
+        rows = slice(rows[0], rows[0] + n)
+    keys, values = keys_RGTC[rows, :, :most], values_RGTC[rows, :, :most]
+    # the heads of a group see the same keys, as further queries: [N, G, heads of a group x Q, C]
+    query = query_NQHC.view(n, q, groups, -1, c).permute(0, 2, 3, 1, 4).reshape(n, groups, -1, c)
+    mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    return mixed.view(n, groups, -1, q, c).permute(0, 3, 1, 2, 4).reshape(n, q, h * c)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from rcd.errors import RCDError, first_line, unknown_name, whole
 from rcd.models import learnt
 from rcd.models import source as src
 from rcd.models.family import FamilySpec
-from rcd.models.lm import DiffusionLM, ModelSettings
+from rcd.models.lm import DiffusionLM, WideNorm, ModelSettings
 from rcd.models.settings import RCDFile, resolve
 
 MASK_TEXT = "<|MASK|>"
@@ -209,6 +209,7 @@ def build(
             head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # RoPE's tables are computed, not stored: never leave them on the meta device
         backbone.rotary_emb = type(backbone.rotary_emb)(config=config)
+        WideNorm.replace_all(backbone)
     except Exception as error:  # whatever the configuration's own checks raise
         reason = first_line(error)
         raise RCDError(

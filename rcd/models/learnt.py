@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from rcd.carry.base import Carry, LearntCarry, learnt_by, make
+from rcd.carry.base import Carry, learnt_by, make
 from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM
 from rcd.models.settings import RCDFile
@@ -61,17 +61,17 @@ def _check(wanted: nn.Module, held: dict[str, Tensor], path: Path, name: str) ->
 
 def check_held(model: DiffusionLM, carry: Carry | None) -> None:
     """A carry that learns cannot work with a model that has not learnt it."""
-    if not model.holds(carry):
+    if carry is not None and not model.holds(carry):
         raise RCDError(
-            f"the carry {type(carry).__name__} has parameters of its own, and this model has not learnt them; take a "
+            f"the carry {carry.method} has parameters of its own, and this model has not learnt them; take a "
             "checkpoint that was trained with it."
         )
 
 
-def write(state: dict[str, Tensor], rcd: RCDFile, folder: Path, dtype: torch.dtype) -> None:
-    """The carry's part of a model's state, if its carry learns anything."""
-    if not isinstance(carry_of(rcd), LearntCarry):
+def write(state: dict[str, Tensor], rcd: RCDFile, folder: Path, codebook_VD: Tensor) -> None:
+    """The carry's part of a model's state, in the codebook's dtype, if its carry learns anything."""
+    if learnt_by(carry_of(rcd), codebook_VD.shape[1]) is None:
         return
     own = {name.removeprefix(PREFIX): tensor for name, tensor in state.items() if name.startswith(PREFIX)}
-    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in own.items()}
+    kept = {name: tensor.detach().to("cpu", codebook_VD.dtype).contiguous() for name, tensor in own.items()}
     save_file(kept, folder / CARRY_FILE, metadata={"format": "pt"})

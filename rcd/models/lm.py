@@ -68,6 +68,30 @@ class Prediction:
     """[B, P, V]"""
     hidden: Tensor
     """[B, P, D], after the final norm: what the head reads."""
+    raw: Tensor | None = None
+    """[B, P, D], before the final norm, where someone asked for it."""
+
+
+class WideNorm(nn.Module):
+    """The stock RMS norm, computed in fp32 or, where the model is wider, in its own dtype: fp64 is then fp64."""
+
+    def __init__(self, stock: Any):
+        super().__init__()
+        self.weight: nn.Parameter = stock.weight
+        self.variance_epsilon = float(stock.variance_epsilon)
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * normed.to(x.dtype)
+
+    @classmethod
+    def replace_all(cls, backbone: nn.Module) -> None:
+        """In the place of every norm of the backbone that is one, under its name."""
+        for parent in list(backbone.modules()):
+            for name, child in parent.named_children():
+                if type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
+                    setattr(parent, name, cls(child))
 
 
 class DiffusionLM(nn.Module):
@@ -78,7 +102,7 @@ class DiffusionLM(nn.Module):
         self.backbone = backbone
         self.head = head
         self.carry_parameters: nn.Module | None = None
-        """What the carry has learnt (`rcd.carry.base.LearntCarry`)."""
+        """What the carry has learnt (`rcd.carry.base.Carry.parameters`)."""
 
     @property
     def codebook(self) -> Tensor:
@@ -91,26 +115,28 @@ class DiffusionLM(nn.Module):
         return self.codebook.device
 
     @property
-    def edition(self) -> tuple[Any, ...]:
-        """Another one after the weights have been moved, cast, loaded or trained."""
+    def weights_version(self) -> tuple[Any, ...]:
+        """Another one after any weight has been moved, cast or replaced, or codebook or head edited: what is computed from
+        weights ahead of time (packed matrices, the codebook's directions) is then made anew."""
         weight = self.codebook
-        return weight.data_ptr(), weight.dtype, weight.device, 0 if weight.is_inference() else weight._version
+        edits = sum(0 if one.is_inference() else one._version for one in (weight, self.head.weight))
+        return weight.dtype, weight.device, edits, hash(tuple(each.data_ptr() for each in self.parameters()))
 
     def tail(self, rank: int) -> Tail:
-        """The codebook's mean and strongest directions, computed once for every edition."""
-        held = self.__dict__.setdefault("_tails", {})
-        if rank not in held or held[rank][0] != self.edition:
-            held[rank] = self.edition, Tail.of(self.codebook.detach(), rank)
+        """The codebook's mean and strongest directions, computed once for every version of the weights."""
+        held, version = self.__dict__.setdefault("_tails", {}), self.weights_version
+        if rank not in held or held[rank][0] != version:
+            held[rank] = version, Tail.of(self.codebook.detach(), rank)
         one: Tail = held[rank][1]
         return one
 
     def regression(self) -> Regression:
-        """What the short cut to delta knows of the codebook and the head, computed once for every edition of both."""
+        """What the short cut to delta knows of the codebook and the head, computed once for every version of both."""
         head = self.head.weight.detach()
-        edition = self.edition, head.data_ptr(), 0 if head.is_inference() else head._version
+        version = self.weights_version
         held = self.__dict__.get("_regression")
-        if held is None or held[0] != edition:
-            held = self.__dict__["_regression"] = edition, Regression.of(self.codebook.detach(), head)
+        if held is None or held[0] != version:
+            held = self.__dict__["_regression"] = version, Regression.of(self.codebook.detach(), head)
         one: Regression = held[1]
         return one
 

@@ -62,7 +62,7 @@ def save(
         checkpoint.rcd.write(scratch)
         save_torch_state_dict(out, scratch, max_shard_size=max_shard_size, metadata={"format": "pt"})
         codebook = out[spec.from_stock("backbone.embed_tokens.weight")]
-        learnt.write(state, checkpoint.rcd, scratch, codebook.dtype)
+        learnt.write(state, checkpoint.rcd, scratch, codebook)
         _usual_permissions(scratch)
         if target.exists():
             shutil.rmtree(target)

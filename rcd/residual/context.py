@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 
 
+def wide(*tensors: Tensor) -> torch.dtype:
+    """What probabilities, weights and norms of these tensors are computed in: fp32, or fp64 where one of them is."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
 def soft_embedding(p_BLV: Tensor, codebook_VD: Tensor) -> Tensor:
     """Delta_i = sum_j p_ij E_j (Eq. 1), in the codebook's dtype (its matmul accumulates in fp32)."""
     return p_BLV.to(codebook_VD.dtype) @ codebook_VD
@@ -24,6 +32,6 @@ def interpolate(embeds_BLD: Tensor, masked_BL: Tensor, alpha_BL: Tensor, delta_B
 
     With alpha = 0 the result is E(x_i) to the last bit.
     """
-    alpha = alpha_BL.unsqueeze(-1)
-    mixed = (1.0 - alpha) * embeds_BLD.float() + alpha * delta_BLD.float()
+    alpha, dtype = alpha_BL.unsqueeze(-1), wide(embeds_BLD, delta_BLD)
+    mixed = (1.0 - alpha) * embeds_BLD.to(dtype) + alpha * delta_BLD.to(dtype)
     return torch.where(masked_BL.unsqueeze(-1), mixed.to(embeds_BLD.dtype), embeds_BLD)

@@ -1,4 +1,4 @@
-"""What a step predicts: one categorical distribution per position, its statistics computed once and in fp32.
+"""What a step predicts: one categorical distribution per position, its statistics computed once, in fp32 or wider.
 
 Shapes: B batch, L window, V vocabulary, D embedding.
 """
@@ -10,14 +10,14 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from rcd.residual.context import soft_embedding
+from rcd.residual.context import soft_embedding, wide
 
 FEW = 16_384
 """Of vocabularies up to this size, a row for every choice of ids to rule out is kept."""
 
 
 class Distribution:
-    """softmax(logits / temperature), fp32 whatever the dtype of the logits; every statistic is lazy and kept."""
+    """softmax(logits / temperature), in fp32, or in fp64 where the logits are; every statistic is lazy and kept."""
 
     def __init__(self, logits_BLV: Tensor, temperature: float = 1.0):
         self.logits = logits_BLV
@@ -25,7 +25,7 @@ class Distribution:
 
     @cached_property
     def scaled(self) -> Tensor:
-        z = self.logits.float()
+        z = self.logits.to(wide(self.logits))
         return z if self.temperature == 1.0 else z / self.temperature
 
     @cached_property
@@ -48,7 +48,7 @@ class Distribution:
 
     def log_p(self, token_BL: Tensor) -> Tensor:
         """log p of the given tokens, [B, L]."""
-        z = self.logits.gather(-1, token_BL.unsqueeze(-1)).squeeze(-1).float()
+        z = self.logits.gather(-1, token_BL.unsqueeze(-1)).squeeze(-1).to(wide(self.logits))
         return (z if self.temperature == 1.0 else z / self.temperature) - self.normaliser
 
     def entropy_at(self, temperature: float) -> Tensor:

@@ -22,8 +22,11 @@ LARGE = 16_384
 
 
 class Reader(Protocol):
-    def __call__(self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None) -> Distribution:
-        """The distribution of logits, which the head computed of `hidden` (where that is known)."""
+    def __call__(
+        self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None, counts: list[int] | None = None
+    ) -> Distribution:
+        """The distribution of logits, which the head computed of `hidden` (where that is known); of `counts` rows at a
+        time, where no bit may depend on how many others there are."""
         ...
 
 
@@ -50,8 +53,10 @@ def reader_for(
     if parts.__name__.endswith(".fused"):
         tail = model.tail(rank) if short else None
         return Summariser(parts, never[0], t_res, tokens if short else 0, tail) if len(never) == 1 else None
-    if codebook.device.type != "cpu" or (vocabulary <= LARGE and not short):
+    if codebook.device.type != "cpu":
         return None
+    if vocabulary <= LARGE and not short:
+        return Small
     known = model.regression() if short and codebook.dtype != torch.float64 else None
     return ChunkedReader(known, carries, row_by_row)
 
@@ -69,8 +74,57 @@ class ChunkedReader:
     counts: Counts = field(default_factory=Counts, compare=False)
     """How all deltas of this run were computed."""
 
-    def __call__(self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None) -> Distribution:
+    def __call__(
+        self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None, counts: list[int] | None = None
+    ) -> Distribution:
         return Chunked(logits_BLV, self, hidden_BLH)
+
+
+class Small(Distribution):
+    """On a CPU, a small vocabulary, with as few calls as there can be: they cost more than what they compute."""
+
+    def __init__(
+        self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None, counts: list[int] | None = None
+    ):
+        super().__init__(logits_BLV)
+        self._counts = counts
+        z = logits_BLV.to(torch.promote_types(logits_BLV.dtype, torch.float32))
+        self._top, self._best = z.max(-1)
+        self._shifted = z - self._top.unsqueeze(-1)
+        self._mass = self._shifted.exp()
+        self._total = self._mass.sum(-1)
+        self._log_total = self._total.log()
+        self.normaliser = self._top + self._log_total
+
+    @cached_property
+    def p(self) -> Tensor:
+        return self._mass / self._total.unsqueeze(-1)
+
+    @property
+    def peak(self) -> Tensor:
+        return self._total.reciprocal()
+
+    def best(self, never: tuple[int, ...] = ()) -> Tensor:
+        for one in never:
+            if bool((self._best == one).any()):
+                return super().best(never)
+        return self._best
+
+    def entropy_at(self, temperature: float) -> Tensor:
+        if temperature != 1.0:
+            return super().entropy_at(temperature)
+        product = torch.linalg.vecdot(self._mass, self._shifted)
+        entropy = (self._log_total - product / self._total).clamp_min(0.0)
+        ruled_out = entropy.isnan()  # 0 * -inf
+        return torch.where(ruled_out, super().entropy_at(1.0), entropy) if bool(ruled_out.any()) else entropy
+
+    def expectation(self, codebook_VD: Tensor) -> Tensor:
+        """p @ E, divided by the sum behind the product; of `counts` rows at a time."""
+        kind, shape = codebook_VD.dtype, self._mass.shape[:-1]
+        mass = self._mass.to(kind).flatten(0, -2)
+        parts = [mass] if self._counts is None else [part for part in mass.split(self._counts) if len(part)]
+        found = torch.cat([part @ codebook_VD for part in parts]) if parts else mass @ codebook_VD
+        return (found.to(self._total.dtype) / self._total.flatten().unsqueeze(-1)).to(kind).view(*shape, codebook_VD.shape[1])
 
 
 class Chunked(Distribution):

@@ -1,42 +1,41 @@
 """p of step 0, from which Algorithm 2 computes its first residual: the rows of tab:init-ablation.
 
-Every start takes a `Passes` (the passes that may be run before the first step, and the shape wanted) and returns
-probabilities [B, L, V] in fp32, or None for the all-zero distribution.
+Every start takes what its pass predicted (`PASS` says which pass that is), the `Passes` of the block and a
+concentration, and returns probabilities [B, L, V], or None for the all-zero distribution.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rcd.residual.distribution import Distribution
 
-
-class Passes(Protocol):
-    """What a carry may ask for before a step. Each call of `own` or `reference` is one counted forward."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]: ...
-
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def generators(self) -> list[torch.Generator]: ...
-
-    def own(self) -> Distribution: ...
-
-    def reference(self) -> Distribution: ...
+PASS = {"self": "own", "reference": "reference"}
+"""The pass that a start reads; the others read none."""
+DRAWS = ("dirichlet",)
+"""Starts that draw from the rows' generators."""
 
 
-def zero(passes: Passes, concentration: float) -> None:
+@dataclass(frozen=True)
+class Passes:
+    """What a fresh block's state is made of, besides a prediction."""
+
+    shape: tuple[int, int, int]
+    """(B, L, V)"""
+    device: torch.device
+    generators: list[torch.Generator] = field(default_factory=list)
+    """One a row, for a carry that declares `start_draws`."""
+
+
+def zero(predicted: Distribution | None, passes: Passes, concentration: float) -> None:
     """Cold start: p = 0, hence alpha = 0. Nothing is computed."""
     return None
 
 
-def dirichlet(passes: Passes, concentration: float) -> Tensor:
+def dirichlet(predicted: Distribution | None, passes: Passes, concentration: float) -> Tensor:
     """p ~ Dirichlet(concentration) at every position, from each row's own generator.
 
     The paper does not give its concentration; 1 is the flat prior. Drawn as normalised Gamma variates; on a row
@@ -51,11 +50,16 @@ def dirichlet(passes: Passes, concentration: float) -> Tensor:
     return torch.stack(rows).to(passes.device)
 
 
-def own_pass(passes: Passes, concentration: float) -> Tensor:
+def own_pass(predicted: Distribution | None, passes: Passes, concentration: float) -> Tensor:
     """An extra pass of the target over its plain masks ("Target Model (Self)")."""
-    return passes.own().p
+    return _given(predicted).p
 
 
-def reference_pass(passes: Passes, concentration: float) -> Tensor:
+def reference_pass(predicted: Distribution | None, passes: Passes, concentration: float) -> Tensor:
     """Warm start: one pass of the reference model."""
-    return passes.reference().p
+    return _given(predicted).p
+
+
+def _given(predicted: Distribution | None) -> Distribution:
+    assert predicted is not None, "the start asked for a pass"
+    return predicted

@@ -12,7 +12,7 @@ from rcd.carry.residual import Residual
 from rcd.residual import alpha as weights
 from rcd.residual.context import interpolate, soft_embedding, top1_embedding
 from rcd.residual.distribution import Distribution, align_vocabulary
-from rcd.residual.start import dirichlet
+from rcd.residual.start import Passes, dirichlet
 
 V, D = 50, 8
 
@@ -142,28 +142,66 @@ def test_probabilities_and_entropy_are_fp32_whatever_the_models_dtype(codebook: 
     torch.testing.assert_close(half.delta.float(), full.delta, atol=0.02, rtol=0.02)
 
 
-class Rows:
-    """Just enough of `Passes` for a start that runs no model."""
+def rows(*seeds: int) -> Passes:
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return Passes((len(seeds), 4, V), torch.device("cpu"), generators)
 
-    def __init__(self, seeds: list[int]):
-        self.shape = (len(seeds), 4, V)
-        self.device = torch.device("cpu")
-        self.generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 
-    def own(self) -> Distribution:
-        raise AssertionError("no pass is due")
+@pytest.mark.parametrize("start", registry.names("start"))
+@pytest.mark.parametrize("at_start", [False, True])
+@pytest.mark.parametrize("t_res", [1.0, 0.7])
+def test_the_start_is_read_without_t_res_unless_it_is_asked_for(
+    start: str, at_start: bool, t_res: float, codebook: torch.Tensor
+) -> None:
+    """Algorithm 2 computes the first residual without T_res."""
+    carry = Residual(start=start, t_res=t_res, t_res_at_start=at_start)
+    logits = torch.randn(2, 4, V, generator=torch.Generator().manual_seed(2)) * 3
+    given = None if carry.start_pass == "none" else Distribution(logits)
+    state = carry.begin(given, rows(3, 4), codebook)
+    if start == "zero":
+        assert not state.alpha.any()
+        return
+    p = dirichlet(None, rows(3, 4), 1.0) if start == "dirichlet" else logits.softmax(-1)
+    at = (p.log() / t_res).softmax(-1) if at_start else p
+    torch.testing.assert_close(state.alpha, weights.normalised_entropy(at))
+    torch.testing.assert_close(state.delta, p @ codebook)
 
-    reference = own
+
+def test_with_a_reference_at_every_step_the_start_is_never_asked_for(codebook: torch.Tensor) -> None:
+    carry = Residual(source="reference", start="dirichlet")
+    assert (carry.start_pass, carry.start_draws, carry.step_pass) == ("none", False, "reference")
+    state = carry.begin(None, Passes((2, 4, V), torch.device("cpu")), codebook)
+    assert not state.alpha.any()
+    logits = torch.randn(2, 4, V, generator=torch.Generator().manual_seed(2))
+    read = carry.refresh(state, Distribution(logits), codebook)
+    assert carry.update(read, Distribution(logits + 1), codebook[:1], codebook) is read
+    assert torch.equal(read.alpha, Residual().residual(Distribution(logits), codebook).alpha)
+
+
+def test_fp64_is_fp64(codebook: torch.Tensor) -> None:
+    """Against a computation by hand: a cast to fp32 inside would show in the 8th digit."""
+    logits = torch.randn(1, 4, V, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3
+    wide = codebook.double()
+    state = Residual(t_res=0.9).residual(Distribution(logits), wide)
+    p, at = logits.softmax(-1), (logits / 0.9).softmax(-1)
+    torch.testing.assert_close(state.alpha, -(at * at.log()).sum(-1) / math.log(V), atol=1e-14, rtol=0)
+    torch.testing.assert_close(state.delta, p @ wide, atol=1e-14, rtol=0)
+    where, embeds = torch.ones(1, 4, dtype=torch.bool), wide[None, :4]
+    by_hand = (1 - state.alpha[..., None]) * embeds + state.alpha[..., None] * state.delta
+    torch.testing.assert_close(Residual().inject(embeds, where, state), by_hand, atol=1e-14, rtol=0)
+    token = logits.argmax(-1)
+    log_p = logits.log_softmax(-1).amax(-1)
+    torch.testing.assert_close(Distribution(logits).log_p(token), log_p, atol=1e-14, rtol=0)
 
 
 def test_cold_start_has_alpha_zero(codebook: torch.Tensor) -> None:
-    state = Residual(start="zero").refresh(None, Rows([0, 1]), codebook)
+    state = Residual(start="zero").begin(None, rows(0, 1), codebook)
     assert not state.alpha.any() and not state.delta.any()
     assert state.delta.shape == (2, 4, D)
 
 
 def test_dirichlet_start_is_a_distribution_of_each_rows_own_generator(codebook: torch.Tensor) -> None:
-    both, second = dirichlet(Rows([5, 6]), 1.0), dirichlet(Rows([6]), 1.0)
+    both, second = dirichlet(None, rows(5, 6), 1.0), dirichlet(None, rows(6), 1.0)
     torch.testing.assert_close(both.sum(-1), torch.ones(2, 4))
     assert torch.equal(both[1], second[0])
     assert not torch.equal(both[0], both[1])
@@ -171,7 +209,7 @@ def test_dirichlet_start_is_a_distribution_of_each_rows_own_generator(codebook: 
 
 def test_a_larger_concentration_brings_the_dirichlet_start_nearer_to_uniform(codebook: torch.Tensor) -> None:
     alpha = [
-        Residual(start="dirichlet", concentration=c).refresh(None, Rows([1]), codebook).alpha.mean()
+        Residual(start="dirichlet", concentration=c).begin(None, rows(1), codebook).alpha.mean()
         for c in (0.05, 1.0, 50.0)
     ]
     assert alpha[0] < alpha[1] < alpha[2]

@@ -18,6 +18,7 @@ from rcd.carry.soft_mask import SoftMask
 from rcd.carry.token_merge import TokenMerge
 from rcd.errors import RCDError
 from rcd.residual.distribution import Distribution
+from rcd.residual.start import Passes
 
 V, D = 6, 4
 P = torch.tensor([0.5, 0.2, 0.15, 0.1, 0.04, 0.01])
@@ -25,15 +26,7 @@ E = torch.randn(V, D, generator=torch.Generator().manual_seed(0))
 MASK = torch.randn(D, generator=torch.Generator().manual_seed(1))
 
 
-class Start:
-    shape = (1, 2, V)
-    device = torch.device("cpu")
-    generators: list[torch.Generator] = []  # noqa: RUF012
-
-    def own(self) -> Any:
-        raise AssertionError("a cold start runs nothing")
-
-    reference = own
+START = Passes((1, 2, V), torch.device("cpu"))
 
 
 def embeds() -> torch.Tensor:
@@ -43,12 +36,12 @@ def embeds() -> torch.Tensor:
 
 def after(carry: Carry, steps: int = 1, logits: torch.Tensor | None = None) -> torch.Tensor:
     """The next input embeddings [2, D] after so many equal predictions; the first position is the mask."""
-    state: Any = carry.refresh(None, Start(), E)
+    state: Any = carry.begin(None, START, E)
     first = carry.inject(embeds(), torch.tensor([[True, False]]), state)
     assert torch.equal(first, embeds())  # the first step is SeqD's
     predicted = Distribution(P.log().expand(1, 2, V) if logits is None else logits)
     for _ in range(steps):
-        state = carry.refresh(carry.update(state, predicted, torch.zeros(1, 2, D), E), Start(), E)
+        state = carry.update(state, predicted, torch.zeros(1, 2, D), E)
     out = carry.inject(embeds(), torch.tensor([[True, False]]), state)
     assert torch.equal(out[0, 1], E[3])  # tokens stay as they are
     return out[0, 0]
@@ -93,7 +86,7 @@ def test_latent_refinement_mixes_in_the_nucleus_by_its_certainty() -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_at_weight_zero_every_rule_leaves_the_mask_to_the_last_bit(off: Carry, dtype: torch.dtype) -> None:
-    state: Any = off.refresh(None, Start(), E.to(dtype))
+    state: Any = off.begin(None, START, E.to(dtype))
     state = off.update(state, Distribution(P.log().expand(1, 2, V)), torch.zeros(1, 2, D), E.to(dtype))
     plain = embeds().to(dtype)
     assert torch.equal(off.inject(plain, torch.ones(1, 2, dtype=torch.bool), state), plain)
@@ -120,7 +113,7 @@ def test_loopholing_adds_the_normalised_hidden_state_to_masks_and_tokens() -> No
 
 def test_loopholing_with_a_zero_hidden_state_adds_nothing_not_even_the_bias() -> None:
     carry = Loopholing()
-    state = carry.refresh(None, Start(), E)
+    state = carry.begin(None, START, E)
     assert torch.equal(carry.inject(embeds(), torch.ones(1, 2, dtype=torch.bool), state, norm()), embeds())
     kept = HiddenState(torch.ones(2, D)).kept(torch.tensor([True, False]))
     assert kept.hidden.tolist() == [[1.0] * D, [0.0] * D]

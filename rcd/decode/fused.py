@@ -1,51 +1,23 @@
-"""The stock backbone's own weights, run over slots: the pass of the fast engine.
+"""The stock backbone's own weights, packed, run over slots: the fast pass, through kernels (`rcd.kernels`).
 
-A slot is a run of Q consecutive tokens of one row of the cache, and a pass is any number of slots. In every layer the
-keys and values of all slots are written first, each at its position in its row; then every token sees the cache from 0
-to its `end`. So one pass can denoise a block, store the one before it, refresh a canvas and prefill a prompt, each of
-another row, and attention reads nothing but what is there.
-Shapes: N slots, Q tokens, D width, R rows, G key/value heads, T positions, C head dimension.
+q, k and v are one matrix, and so are gate and up; the model's modules become views of these, so that nothing is kept
+twice and an edit of a weight is seen here.
+Shapes: N slots, Q tokens, D width, T positions, C head dimension.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rcd.errors import RCDError, out_of_memory
+from rcd.decode.slots import Cache, Slots
+from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM
 
-CACHE_SHARE = 0.85
-"""Of the memory that is free, the part that a cache may take; the rest is for the passes."""
-COUNTS = 4096
-"""Counters of a product's parts: as many as a width has tiles, and more."""
 BACKBONES = ("Qwen3Model", "Qwen2Model", "LlamaModel")
-
-
-@dataclass(frozen=True)
-class Slots:
-    row: Tensor
-    """[N] the row of the cache."""
-    start: Tensor
-    """[N] the position of the slot's first token."""
-    end: Tensor
-    """[N, Q] how much of its row each token sees."""
-    order: Tensor | None = None
-    """[N] the slots row by row, where some rows have several."""
-    places: Tensor | None = None
-    """[P, b] where in its slot the predicted positions are, if they are not the whole slot. There may be several such
-    blocks of a slot: all slots' first ones, then their second ones."""
-    sources: tuple[Tensor, Tensor] | None = None
-    """[P, b] each: the slot and the place of the output that predicts them, if it is not their own."""
-    looking: int = 0
-    """Tokens at the beginning of every slot that only look: their keys and values stay as they are."""
-
-    def ordered(self) -> Slots:
-        return replace(self, order=self.row.argsort(stable=True).int())
 
 
 @dataclass(frozen=True)
@@ -63,64 +35,6 @@ class Layer:
     down: Tensor
 
 
-def _head(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-class Cache:
-    """Keys and values [layer][R, G, T, C]. The last row is no text's: unused slots write there."""
-
-    def __init__(self, model: DiffusionLM, rows: int, capacity: int):
-        config: Any = model.backbone.config
-        shape = (config.num_hidden_layers, 2, rows + 1, config.num_key_value_heads, capacity, _head(config))
-        self.rows, self.capacity = rows, capacity
-        self.store = torch.zeros(shape, dtype=model.codebook.dtype, device=model.device)
-        self.counts = torch.zeros(COUNTS, dtype=torch.int32, device=model.device)
-
-
-def position_bytes(model: DiffusionLM) -> int:
-    """Keys and values of one position, of all layers."""
-    config: Any = model.backbone.config
-    heads = config.num_hidden_layers * config.num_key_value_heads
-    return int(2 * heads * _head(config) * model.codebook.element_size())
-
-
-def cache_bytes(model: DiffusionLM, rows: int, capacity: int) -> int:
-    return position_bytes(model) * (rows + 1) * capacity
-
-
-def made_cache(model: DiffusionLM, rows: int, capacity: int) -> Cache:
-    try:
-        return Cache(model, rows, capacity)
-    except RuntimeError as error:
-        if not out_of_memory(error):
-            raise
-        raise RCDError(
-            f"the cache of {rows} rows of {capacity} positions ran out of memory; take fewer or shorter rows."
-        ) from error
-
-
-def check_room(model: DiffusionLM, rows: int, capacity: int) -> None:
-    """Refuse a cache that cannot fit, and say what would."""
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-        free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)
-    else:
-        free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # all of it: other programs may give some back
-    room, needed = int(CACHE_SHARE * free), cache_bytes(model, rows, capacity)
-    if needed <= room:
-        return
-    fewer, shorter = room // cache_bytes(model, 0, capacity) - 1, room // cache_bytes(model, rows, 1) // 64 * 64
-    ways = [f"{fewer} rows of that length"] if fewer > 0 else []
-    ways += [f"{rows} rows of {shorter}"] if shorter > 0 else []
-    where = "free" if model.device.type == "cuda" else "in this machine"
-    fitting_ones = " or ".join(ways) + " would fit" if ways else "no cache fits beside this model"
-    raise RCDError(
-        f"the cache of {rows} rows of {capacity} positions needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} are "
-        f"{where}; {fitting_ones}."
-    )
-
-
 def misfit(model: DiffusionLM) -> str | None:
     """Why this backbone cannot be run here, or None."""
     kind = type(model.backbone).__name__
@@ -131,16 +45,20 @@ def misfit(model: DiffusionLM) -> str | None:
         return f"the activation {config.hidden_act!r} is not 'silu'"
     if getattr(config, "mlp_bias", False):
         return "its MLP has biases"
+    packed = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    for name, module in model.backbone.named_modules():
+        if name.endswith(packed) and type(module) is not nn.Linear:
+            return f"{name} is a {type(module).__name__}, not a plain linear layer"
     return None
 
 
-class Backbone:
+class FusedBackbone:
     """`DiffusionLM.encode` over slots."""
 
     def __init__(self, model: DiffusionLM, parts: Any):
         reason = misfit(model)
         if reason:
-            raise RCDError(f"the fast engine cannot run this model: {reason}; use engine='plain'.")
+            raise RCDError(f"this model cannot be run through packed weights: {reason}; leave passes='fused' out.")
         stock: Any = model.backbone
         self.model, self.parts = model, parts
         self.layers = [_packed(layer) for layer in stock.layers]

@@ -1,0 +1,80 @@
+"""The answer of one request as it grows: its settled beginning, stop strings, log probabilities, and its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from rcd.decode.config import RequestSettings
+from rcd.decode.events import Counts, Finished, Logprobs, TokenLogprob
+from rcd.decode.stopping import cut
+
+OVERLAP = 320
+"""Tokens before those that are new in which a stop string may begin: more than its longest has characters."""
+Text = Callable[[Sequence[int]], str]
+
+
+def found_stop(text: str, stops: tuple[str, ...]) -> int | None:
+    """Where the first stop string begins."""
+    return min((text.find(stop) for stop in stops if stop in text), default=None)
+
+
+class Answer:
+    """`text` makes token ids a text, for stop strings; None: none is looked for."""
+
+    def __init__(self, row: int, asked: RequestSettings, eos: Sequence[int], text: Text | None):
+        self.row, self.asked, self.eos, self.text = row, asked, tuple(eos), text if asked.stop else None
+        self.ids: list[int] = []
+        """Up to the first mask."""
+        self._logprobs: dict[int, TokenLogprob] = {}
+        self._searched = 0
+
+    def grow(self, offset: int, draft: Tensor, masked: Tensor, committed: Tensor, told: Logprobs | None) -> int:
+        """Bring the beginning of the answer and the tokens' log probabilities up to date, by a step's window. Returns
+        how many tokens are settled: those up to the first mask or the end token."""
+        ids, open_ = draft.tolist(), masked.tolist()
+        first = open_.index(True) if True in open_ else len(open_)
+        if offset <= len(self.ids):
+            self.ids[max(0, offset) :] = ids[max(0, -offset) : first]
+        if told is not None:
+            for j in committed.nonzero().flatten().tolist():
+                if offset + j >= 0:
+                    best = tuple(zip(told.best_ids[j].tolist(), told.best[j].tolist(), strict=True))
+                    self._logprobs[offset + j] = TokenLogprob(ids[j], float(told.token[j]), best)
+        ends = (*self.eos, *self.asked.stop_ids)
+        settled = next((k + 1 for k, token in enumerate(self.ids) if token in ends), len(self.ids))
+        return min(settled, self.asked.new_tokens)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the text up to the first mask holds a stop string; one behind an end token is none."""
+        ids = self.ids[: self.asked.new_tokens]
+        if self.text is None or len(ids) <= self._searched or {*self.eos, *self.asked.stop_ids} & set(ids):
+            return False
+        recent = self.text(ids[max(0, self._searched - OVERLAP) :])
+        self._searched = len(ids)
+        return found_stop(recent, self.asked.stop) is not None
+
+    def ended(self, new_ids: list[int], counts: Counts) -> Finished:
+        """When no mask that matters is left of the new tokens."""
+        ids, reason = cut(new_ids, self.eos, self.asked.stop_ids, self.asked.new_tokens)
+        return self._finished(ids, reason, counts)
+
+    def cut(self, counts: Counts) -> Finished:
+        """When a stop string was found before that."""
+        return self._finished(self.ids[: self.asked.new_tokens], "stop", counts)
+
+    def _finished(self, ids: list[int], reason: str, counts: Counts) -> Finished:
+        """The answer; its text is cut where a stop string begins."""
+        text, logprobs = None, None
+        if self.text is not None:
+            marked = ids and ids[-1] in (*self.eos, *self.asked.stop_ids)
+            whole = self.text(ids[:-1] if marked else ids)
+            at = found_stop(whole, self.asked.stop)
+            text, reason = (whole[:at], "stop") if at is not None else (None, reason)
+        if self.asked.logprobs is not None:
+            nothing = float("nan")
+            logprobs = tuple(self._logprobs.get(k, TokenLogprob(token, nothing)) for k, token in enumerate(ids))
+        return Finished(self.row, ids, reason, counts, text, logprobs, time.perf_counter())

@@ -1,0 +1,306 @@
+"""The windows of block-causal attention, `blockwise` and `d2f`: the past is in the cache, and blocks are in flight.
+
+`blockwise` is one block in flight, `d2f` several (Discrete Diffusion Forcing). Every unfinished block is a slot that is
+predicted; the finished ones before them are stored by the next pass, in slots beside. A row for which no such slots are
+left stores first, in the slots of its own, and takes its step in a later pass. SDAR's blocks lie on an absolute grid,
+and the prompt's remainder sits as fixed tokens in the first one; LLaDA's (under d2f, which it must be trained for)
+begin at the prompt's end, and the prompt is one block.
+Shapes: as in `rcd.decode.rows`; W blocks in flight at most, J = K = W.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from rcd.carry.base import CarryState, places
+from rcd.decode.config import DecodeConfig
+from rcd.decode.requests import Serving, Size, rounded
+from rcd.decode.rows import (
+    Pass, Region, Rows, Terms, broken, candidates_of, finish, hand_on, move, picked, report, write,
+)  # fmt: skip
+from rcd.decode.slots import Slots
+from rcd.decode.step import Outcome
+from rcd.decode.stopping import is_end
+from rcd.diffusion.commit import quota
+
+PREFILL_TOKENS = 512
+"""Prompt tokens of one prefill pass, at most (or one block): the longest that a step of the others waits."""
+
+
+def prefill_piece(unit: int) -> int:
+    """Whole blocks of so many tokens."""
+    return max(1, PREFILL_TOKENS // unit) * unit
+
+
+def decoded_share(total: Tensor, left: Tensor) -> Tensor:
+    """The part of a block's masks that is decoded; all of it where it had none."""
+    return torch.where(total > 0, (total - left) / total.clamp_min(1), 1.0)
+
+
+def another(share_B: Tensor, flying_B: Tensor, more_B: Tensor, config: DecodeConfig) -> Tensor:
+    """[B] the rows that get one more block: enough of the last one is decoded (`share`), there is room beside those in
+    flight, and there are `more`."""
+    return (share_B >= config.block_add_threshold) & (flying_B < config.blocks_in_flight) & more_B
+
+
+def least(share_BN: Tensor, flying_BN: Tensor, step_BN: Tensor, steps_B: Tensor, config: DecodeConfig) -> Tensor:
+    """[B, N] what each block commits at least: its share of the steps once enough of its left neighbour is decoded
+    (the first block's always is), nothing before."""
+    neighbour = torch.cat((torch.ones_like(share_BN[:, :1]), share_BN[:, :-1]), dim=1)
+    active = flying_BN & (neighbour >= config.decoded_token_threshold)
+    whole = torch.full_like(step_BN, config.block)
+    return quota(whole, torch.where(steps_B > 0, steps_B, config.block)[:, None], step_BN) * active
+
+
+def blockwise(terms: Terms, capacity: int) -> Blocks:
+    """One cached block at a time on an absolute grid (SDAR)."""
+    return Blocks(replace(terms, config=replace(terms.config, blocks_in_flight=1)))
+
+
+def d2f(terms: Terms, capacity: int) -> Blocks:
+    """Several blocks in flight, block-causal, the finished ones cached (D2F; SDAR, and LLaDA as D2F trains it)."""
+    return Blocks(terms)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    terms: Terms
+
+    shared: ClassVar[bool] = False
+    spare: ClassVar[int] = 0
+
+    @property
+    def most(self) -> int:
+        """Blocks in flight, W."""
+        return self.terms.config.blocks_in_flight
+
+    @property
+    def counts_stores(self) -> bool:
+        """Whether the family's own loop stores a finished block in a pass of its own (`Counts.store`)."""
+        return self.terms.config.window == "blockwise"
+
+    @property
+    def absolute(self) -> bool:
+        """Whether blocks begin at multiples of b, or at the prompt's end."""
+        return self.terms.model.attention == "block_causal"
+
+    @property
+    def states(self) -> int:
+        return self.most
+
+    # -- the host's part -----------------------------------------------------------------------------------------
+
+    def origin(self, prompt: int) -> int:
+        """Where the first decoded block begins."""
+        grid = self.terms.config.grid(self.terms.model)
+        return prompt // grid * grid
+
+    def needs(self, prompt: int, new: int) -> int:
+        """Positions that a request takes: its last block is a whole one."""
+        first = self.origin(prompt)
+        return first - (first - prompt - new) // self.terms.b * self.terms.b
+
+    def begin(self, prompt: int, new: int) -> dict[str, int]:
+        return {"start": self.origin(prompt), "ahead": 1}
+
+    def serving(self, prompt: int, new: int) -> dict[str, int]:
+        first = self.origin(prompt)
+        return {"left": first + self.terms.b - prompt, "ahead": min(2, self.most)}
+
+    def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
+        """(begin, end, tokens of a block): the passes that store what stands before the first decoded block. LLaDA's
+        prompt is one block, and one pass."""
+        end = self.origin(prompt)
+        unit = self.terms.b if self.absolute else end
+        for start in range(0, end, prefill_piece(unit) if end else 1):
+            yield start, min(start + prefill_piece(unit), end), unit
+
+    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
+        return False
+
+    def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
+        return tuple(serving)
+
+    def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
+        """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may have blocks in flight;
+        of the others, for finished blocks, as rows will probably have finished one in the step still unheard of."""
+        served = rounded(sum(one.ahead for one in serving), rows * self.most)
+        likely = sum(one.left <= math.ceil(rate) for one in serving)
+        extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
+        return served, served + extra
+
+    def exact_size(self, serving: Sequence[Serving]) -> Size:
+        """The same where the host knows what every step did: no slot is computed in vain."""
+        served = sum(one.flying for one in serving)
+        return served, served + sum(one.due for one in serving)
+
+    def slots(self, size: Size) -> int:
+        return size[1]
+
+    def several(self, size: Size) -> bool:
+        return size[1] >= 16 and (size[1] > size[0] or self.most > 1)
+
+    # -- the device's part ---------------------------------------------------------------------------------------
+
+    def prepared(self, rows: Rows, served: int, slots: int) -> Pass:
+        """Every active row's blocks in flight get a slot each; then finished blocks, as long as there are slots."""
+        b, seen = self.terms.b, Region.of(rows, rows.start, self.most, self.terms, filler=True)
+        took, storing, row, block = self._placed(rows, rows.active, rows.pending, served, slots)
+        own, going = row[:served], took[row[:served]]
+        asked = torch.where(going, own, rows.nobody)
+        at = torch.where(going, block[:served], 0)
+        flying = self._flying(rows, seen.needed)
+        wanted = least(
+            self._share(rows, seen, seen.needed), flying, self._steps(rows), rows.steps, self.terms.config
+        )[asked, at]  # fmt: skip
+        open_ = (flying[asked, at] & going)[:, None]
+        masked = picked(seen.masked, asked, at, b) & going[:, None]
+        ids, view = self._slots(rows, row, block)
+        return Pass(
+            ids, view, seen, took, storing, asked, at, self._state(rows, asked, at), masked,
+            picked(candidates_of(rows, seen, self.terms), asked, at, b) & open_,
+            places(self.terms.carry, masked) & open_, wanted * going,
+        )  # fmt: skip
+
+    def start_size(self, serving: Sequence[Serving]) -> Size:
+        return (len(serving),)
+
+    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
+        return tuple(fresh)
+
+    def due_after_start(self, one: Serving) -> int:
+        return 0
+
+    def span(self, prompt: int, new: int) -> int:
+        """Positions of the answer that events tell of: its last block is a whole one."""
+        return self.needs(prompt, new) - prompt
+
+    def starting(self, rows: Rows, count: int, reference: bool) -> tuple[Tensor, Slots, Tensor, Tensor]:
+        """(ids, slots, rows [count], states [count]): a plain pass over what the rows whose newest block is fresh have in flight and
+        have still to store, in so many predicted slots, one a row: that newest block's."""
+        behind = rows.referred if reference else rows.pending
+        on, ahead = rows.active & rows.fresh, rows.ahead
+        rank = torch.where(on, on.long().cumsum(0) - 1, count)
+        none = torch.zeros(count + 1, dtype=torch.long, device=rank.device)
+        row = (none + rows.nobody).scatter(0, rank, rows.number)[:count]
+        newest = (ahead[row] - 1).clamp_min(0)
+        # the newest blocks first, then all others from the oldest unstored one on, those that are not there as nobody's
+        back = torch.arange(-self.most, self.most - 1, device=rank.device).repeat_interleave(count)
+        every = row.repeat(2 * self.most - 1)
+        there = (back >= -behind[every]) & (back < ahead[every] - 1) & (every < rows.nobody)
+        others = torch.where(there, every, rows.nobody)
+        block = torch.cat((newest, torch.where(there, back, 0)))
+        ids, slots = self._slots(rows, torch.cat((row, others)), block)
+        return ids, slots, row, self._state(rows, row, newest)
+
+    def stored_by_start(self, reference: bool) -> str:
+        """What a pass of `starting` has brought to 0."""
+        return "referred" if reference else "pending"
+
+    def drawn_start(self, prompt: int, new: int) -> int:
+        """Positions for which a start is drawn."""
+        return self.terms.b
+
+    def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]:
+        """(states, what they are) of a start [1, b] that was drawn for a row's newest block."""
+        one = rows.number[row : row + 1]
+        return self._state(rows, one, rows.ahead[one] - 1), state
+
+    def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
+        """Commit, move on to the first unfinished block, add one behind the last, end where the text does; in place.
+        Returns the report."""
+        terms, took = self.terms, made.took
+        ids, _, needed = write(rows, made, outcome, terms)
+        flying = self._flying(rows, needed)
+        hand_on(rows, made, outcome.state, flying[made.row, made.block] & made.took[made.row])
+        first = (self._added(rows) & ~flying).long().cumprod(-1).sum(-1)
+        left = self._left(needed).gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
+        left = torch.where(first < rows.ahead, left, terms.b)
+        ended = rows.ended | (is_end(ids, rows.ends) & made.seen.output).any(-1)
+        more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
+        share = self._share(rows, made.seen, needed).gather(1, last).squeeze(1)
+        ahead = rows.ahead - first
+        done = (ahead == 0) & ~more
+        finish(rows, made, done, broken(rows, made, outcome))
+        move(rows, made.storing, pending=rows.pending - rows.ahead.minimum(rows.pending))
+        added = another(share, ahead, more, terms.config)
+        fresh, behind = rows.fresh | (added & terms.starts), first
+        stored = rows.stored + torch.where(done, 0, first) if self.counts_stores else rows.stored
+        move(
+            rows, took, start=rows.start + first * terms.b, pending=behind, ahead=ahead + added.long(), ended=ended,
+            fresh=fresh, referred=rows.referred + first, stored=stored,
+        )  # fmt: skip
+        likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.most)
+        zero = torch.zeros_like(left)
+        return report(rows, due=rows.pending, ahead=likely, masks=left, step=zero, flying=rows.ahead)
+
+    def refreshed(self, rows: Rows, made: Pass) -> None:
+        """The reference has read what this pass reads; in place."""
+        move(rows, made.took, referred=torch.zeros_like(rows.referred))
+
+    def _slots(self, rows: Rows, row: Tensor, block: Tensor) -> tuple[Tensor, Slots]:
+        """(ids, slots) of blocks, counted from their rows' first unfinished ones."""
+        b = self.terms.b
+        start = (rows.start[row] + block * b).clamp_min(0)
+        inside = start[:, None] + torch.arange(b, device=row.device)
+        end = (start + b)[:, None].expand(-1, b)
+        return rows.text[row[:, None], inside], Slots(row.int(), start.int(), end.int().contiguous())
+
+    def _state(self, rows: Rows, row: Tensor, block: Tensor) -> Tensor:
+        """Where a block's state is: at its number modulo W."""
+        return row * self.most + (rows.start[row] // self.terms.b + block) % self.most
+
+    def _left(self, needed: Tensor) -> Tensor:
+        """[R + 1, W] masks left in each block."""
+        return needed.unflatten(1, (self.most, -1)).sum(-1)
+
+    def _added(self, rows: Rows) -> Tensor:
+        """[R + 1, W]"""
+        return torch.arange(self.most, device=rows.ahead.device) < rows.ahead[:, None]
+
+    def _flying(self, rows: Rows, needed: Tensor) -> Tensor:
+        """[R + 1, W] the blocks that were added and are open."""
+        return (self._left(needed) > 0) & self._added(rows)
+
+    def _more(self, rows: Rows, ended: Tensor) -> Tensor:
+        """[R + 1] whether blocks are to come: some of the answer is behind those added, and no end token was seen."""
+        return (rows.start + rows.ahead * self.terms.b < rows.limit) & ~ended
+
+    def _share(self, rows: Rows, seen: Region, needed: Tensor) -> Tensor:
+        """[R + 1, W] the decoded part of each block's masks."""
+        total = seen.output if self.terms.early else seen.position >= rows.prompt[:, None]
+        return decoded_share(self._left(total), self._left(needed))
+
+    def _steps(self, rows: Rows) -> Tensor:
+        """[R + 1, W] each block's steps."""
+        number = rows.start[:, None] // self.terms.b + torch.arange(self.most, device=rows.start.device)
+        return rows.step.view(-1, self.most).gather(1, number % self.most)
+
+    def _placed(
+        self, rows: Rows, active: Tensor, pending: Tensor, served: int, slots: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(rows that take a step, rows that only store; of each slot its row and its block, counted from the row's
+        first unfinished one)."""
+        nobody = rows.nobody
+        ahead = torch.where(active, rows.ahead, 0)
+        at = ahead.cumsum(0) - ahead
+        on = active & (at + ahead <= served)
+        behind = torch.where(on, pending, 0)
+        turn = behind.cumsum(0) - behind
+        storing = on & (behind > 0) & (turn + behind > slots - served)
+        block = torch.arange(-self.most, self.most, device=at.device).expand(nobody + 1, -1)
+        at, ahead, behind, turn, hold = (value[:, None] for value in (at, ahead, behind, turn, storing))
+        stored = (block >= -behind) & (block < (ahead - behind).clamp_max(0))
+        own = torch.where(hold, stored, (block >= 0) & (block < ahead)) & on[:, None]
+        aside = (block >= -behind) & (block < 0) & (on & ~storing)[:, None]
+        place = torch.where(own, at + block + behind * hold, slots)
+        place = torch.where(aside, served + turn + block + behind, place).flatten()
+        none = torch.zeros(slots + 1, dtype=torch.long, device=place.device)
+        row = (none + nobody).scatter(0, place, rows.number[:, None].expand_as(block).flatten())
+        return on & ~storing, storing, row[:slots], none.scatter(0, place, block.flatten())[:slots]

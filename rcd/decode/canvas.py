@@ -1,0 +1,303 @@
+"""The windows of a bidirectional canvas (LLaDA, Dream): `bidirectional`, and Fast-dLLM's `prefix` and `dual`.
+
+The canvas is prompt + max_new_tokens masks. Only masks of a row's current block may commit; every row moves through its
+blocks at its own pace. `bidirectional` computes the whole canvas at every step. The cached windows do so where a row
+begins a block, and every `refresh_every` steps; in the passes between, `dual` computes the block and `prefix` all
+blocks from there on, and the keys and values of the rest stay as they were. A pass is one slot a row: the canvas, or
+the part. Rows go together whose passes are equally long.
+Shapes: as in `rcd.decode.rows`; J blocks of the longest answer, A rows that a pass serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rcd.carry.base import CarryState, places
+from rcd.decode.config import CACHED
+from rcd.decode.requests import Serving, Size, rounded
+from rcd.decode.rows import (
+    Pass, Region, Rows, Terms, broken, candidates_of, finish, hand_on, move, picked, report, write,
+)  # fmt: skip
+from rcd.decode.slots import Slots
+from rcd.decode.step import Outcome
+from rcd.diffusion.commit import quota
+
+
+def canvas_length(needed: int) -> int:
+    """Up to a multiple of 8, or of a sixteenth of the power of two below: few lengths, and little in vain."""
+    unit = max(8, 1 << max(0, needed.bit_length() - 5))
+    return -(-needed // unit) * unit
+
+
+def bidirectional(terms: Terms, capacity: int) -> Canvas:
+    """The whole canvas at every step, in blocks or at once (LLaDA, Dream)."""
+    return Canvas(terms, -(-capacity // terms.b))
+
+
+def prefix(terms: Terms, capacity: int) -> Canvas:
+    """The block and all behind it; what stands before is read once a block (Fast-dLLM's prefix cache; LLaDA, Dream)."""
+    return Canvas(terms, -(-capacity // terms.b))
+
+
+def dual(terms: Terms, capacity: int) -> Canvas:
+    """The block alone; the rest of the canvas is read once a block (Fast-dLLM's dual cache; LLaDA, Dream)."""
+    return Canvas(terms, -(-capacity // terms.b))
+
+
+@dataclass(frozen=True)
+class Canvas:
+    terms: Terms
+    most: int
+    """Blocks of the longest answer, J."""
+
+    @property
+    def spare(self) -> int:
+        """Positions behind a row's end that a part may reach into, by less than a block."""
+        return self.terms.b
+
+    @property
+    def suffix(self) -> bool:
+        return self.terms.config.window == "prefix"
+
+    @property
+    def shared(self) -> bool:
+        """Whether every pass is a whole one, so that nothing of a layer is read after it."""
+        return self.terms.config.window not in CACHED
+
+    @property
+    def every(self) -> int | None:
+        """Steps from one whole pass to the next; None: a block's."""
+        return 1 if self.shared else self.terms.config.refresh_every
+
+    @property
+    def carried(self) -> bool:
+        """Whether every block of the canvas has a state, or the current one alone."""
+        return self.terms.config.carry_scope == "canvas" and self.terms.carry.carries
+
+    @property
+    def states(self) -> int:
+        return self.most if self.carried else 1
+
+    @property
+    def wide(self) -> bool:
+        """Whether blocks other than the current one are predicted, too: for their carry; or where an end token closes
+        them, is of several, and they are read again."""
+        again = self.suffix or self.every is not None
+        return self.carried or (self.terms.early and len(self.terms.model.eos_token_ids) > 1 and again)
+
+    # -- the host's part -----------------------------------------------------------------------------------------
+
+    def needs(self, prompt: int, new: int) -> int:
+        """Positions that a request takes: whole blocks of its own answer's length."""
+        return self.length(prompt + -(-new // self.terms.b) * self.terms.b)
+
+    def length(self, needed: int) -> int:
+        """Where no bit may depend on the batch, rows go together that are equally long to the last position."""
+        return needed if self.terms.config.batch_invariant else canvas_length(needed)
+
+    def begin(self, prompt: int, new: int) -> dict[str, int]:
+        return {"start": prompt, "ahead": 1, "pending": 1}
+
+    def serving(self, prompt: int, new: int) -> dict[str, int]:
+        blocks = -(-new // self.terms.b)
+        return {"left": self.terms.b, "ahead": blocks, "blocks": blocks, "due": 1, "length": self.needs(prompt, new)}
+
+    def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
+        return iter(())
+
+    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
+        """Whether a row may have become due in a step that is still unheard of. What comes next is then another kind of
+        pass, and the host waits; at most once a block and row, and once for every refresh."""
+        if self.shared:
+            return False
+        return any(
+            one.due or one.left <= math.ceil(rate) or (self.every is not None and (one.step + 1) % self.every == 0)
+            for one in serving.values()
+        )
+
+    def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
+        """The rows that go with the one that has waited longest."""
+        kinds = {row: self._kind(one) for row, one in serving.items()}
+        first = min(serving, key=lambda row: serving[row].tick)
+        return tuple(row for row, kind in kinds.items() if kind == kinds[first])
+
+    def _kind(self, one: Serving) -> tuple[int, int]:
+        """What the rows of a pass have in common."""
+        return (one.length, 0) if one.due else (0, one.ahead if self.suffix else 1)
+
+    def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
+        served, low, length, count = self.exact_size(serving)
+        return rounded(served, rows), low, length, rounded(count, self.most) if length else count
+
+    def exact_size(self, serving: Sequence[Serving]) -> Size:
+        """(rows served; the next shorter length of a whole pass, and its own, 0 for a part; blocks of a part or of the
+        answers)."""
+        length, part = self._kind(serving[0])
+        return len(serving), self._below(length), length, part or max(one.blocks for one in serving)
+
+    def start_size(self, serving: Sequence[Serving]) -> Size:
+        """Of those that are as long as the first."""
+        same = [one for one in serving if one.length == serving[0].length]
+        return len(same), self._below(same[0].length), same[0].length, max(one.blocks for one in same)
+
+    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
+        first = next(iter(fresh.values()))
+        return tuple(row for row, one in fresh.items() if one.length == first.length)
+
+    def due_after_start(self, one: Serving) -> int:
+        return one.due
+
+    def span(self, prompt: int, new: int) -> int:
+        return new
+
+    def _below(self, length: int) -> int:
+        """The longest text that needs less than such a whole pass."""
+        low = length - 1
+        while low > 0 and self.length(low) == length:
+            low -= 1
+        return low
+
+    def slots(self, size: Size) -> int:
+        return size[0]
+
+    def several(self, size: Size) -> bool:
+        return False
+
+    # -- the device's part ---------------------------------------------------------------------------------------
+
+    def prepared(self, rows: Rows, served: int, low: int, length: int, count: int) -> Pass:
+        terms, seen = self.terms, Region.of(rows, rows.prompt, self.most, self.terms, filler=False)
+        kind = self._long(rows, low, length) if length else (self._left(rows) == count) | (not self.suffix)
+        took, row = _chosen(rows, rows.active & (rows.pending == int(length > 0)) & kind, served)
+        current = self._current(rows)
+        asked, at = self._asked(rows, row, current, length, count)
+        here = (at == current[asked]) & (asked < rows.nobody)
+        scope = (asked < rows.nobody) if self.carried else here
+        masked = picked(seen.masked, asked, at, terms.b)
+        inject = places(terms.carry, masked) & picked(seen.output, asked, at, terms.b) & scope[:, None]
+        state = self._state(rows, asked, at, here)
+        total = (rows.limit - rows.start)[asked].clamp_max(terms.b)
+        steps = torch.where(rows.steps > 0, rows.steps, terms.b)[asked]
+        ids, slots = self._slots(rows, row, asked, at, length, count)
+        candidates = picked(candidates_of(rows, seen, terms), asked, at, terms.b) & here[:, None]
+        return Pass(
+            ids, slots, seen, took, torch.zeros_like(took), asked, at, state, masked, candidates, inject,
+            quota(total, steps, rows.step[state]) * here,
+        )  # fmt: skip
+
+    def starting(
+        self, rows: Rows, served: int, low: int, length: int, count: int, reference: bool
+    ) -> tuple[Tensor, Slots, Tensor, Tensor]:
+        """(ids, slots, rows [P], states [P]): a plain pass over the whole canvas of the rows that are fresh."""
+        _, row = _chosen(rows, rows.active & rows.fresh & self._long(rows, low, length), served)
+        asked, at = self._asked(rows, row, self._current(rows), length, count)
+        here = (at == self._current(rows)[asked]) & (asked < rows.nobody)
+        ids, slots = self._slots(rows, row, asked, at, length, count)
+        return ids, slots, asked, self._state(rows, asked, at, here)
+
+    def stored_by_start(self, reference: bool) -> str | None:
+        return None
+
+    def drawn_start(self, prompt: int, new: int) -> int:
+        return new
+
+    def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]:
+        """(states, what they are) of a start [1, answer] that was drawn: all blocks', or the current one's."""
+        blocks = -(-state.tensors()[0].shape[1] // self.terms.b)
+        apart = state.with_tensors([_in_blocks(each, self.terms.b) for each in state.tensors()])
+        first = row * self.states
+        if self.carried:
+            return torch.arange(first, first + blocks, device=rows.start.device), apart
+        current = self._current(rows)[row : row + 1]
+        return rows.number[row : row + 1], apart.rows(current)
+
+    def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
+        """Commit, move on to the leftmost block with a mask that matters, end where there is none; in place. Returns
+        the report."""
+        terms, took = self.terms, made.took
+        _, masked, needed = write(rows, made, outcome, terms)
+        open_ = needed.unflatten(1, (self.most, -1)).any(-1)
+        first = torch.where(open_, torch.arange(self.most, device=took.device), self.most).amin(-1)
+        moved, block = first != self._current(rows), first.clamp_max(self.most - 1)
+        hand_on(rows, made, outcome.state, took[made.row] & (self.carried | ~moved[made.row]))
+        step = rows.step[rows.number * self.states + (block if self.carried else 0)]
+        due = moved | (step % self.every == 0) if self.every is not None else moved
+        finish(rows, made, first == self.most, broken(rows, made, outcome))
+        fresh = moved & (terms.starts and not self.carried)
+        move(rows, took, start=rows.prompt + block * terms.b, pending=due.long(), fresh=fresh)
+        left = masked.unflatten(1, (self.most, -1)).sum(-1).gather(1, block[:, None]).squeeze(1)
+        return report(
+            rows, due=rows.pending, ahead=self._left(rows), masks=left, step=step, flying=torch.ones_like(left)
+        )
+
+    def refreshed(self, rows: Rows, made: Pass) -> None:
+        """A reference's cache is as fresh as the target's."""
+
+    def _current(self, rows: Rows) -> Tensor:
+        """[R + 1] the number of each row's block."""
+        return (rows.start - rows.prompt) // self.terms.b
+
+    def _left(self, rows: Rows) -> Tensor:
+        """[R + 1] blocks from the current one on."""
+        return (rows.limit - rows.start + self.terms.b - 1) // self.terms.b
+
+    def _long(self, rows: Rows, low: int, length: int) -> Tensor:
+        """[R + 1] the rows whose whole passes have so many positions."""
+        blocks = (rows.limit - rows.prompt + self.terms.b - 1) // self.terms.b
+        needed = rows.prompt + blocks * self.terms.b
+        return (needed > low) & (needed <= length)
+
+    def _state(self, rows: Rows, asked: Tensor, at: Tensor, here: Tensor) -> Tensor:
+        return asked * self.states + at if self.carried else torch.where(here, asked, rows.nobody)
+
+    def _asked(self, rows: Rows, row: Tensor, current: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
+        """Of each predicted block its row, nobody's behind the answer, and its number: the first ones of all rows, then
+        the second ones."""
+        count = count if self.wide else 1
+        first = torch.zeros_like(row) if length and self.wide else current[row]
+        block = (first + torch.arange(count, device=row.device)[:, None]).flatten()
+        row = row.repeat(count)
+        there = rows.prompt[row] + block * self.terms.b < rows.limit[row]
+        return torch.where(there, row, rows.nobody), torch.where(there, block, 0)
+
+    def _slots(
+        self, rows: Rows, row: Tensor, asked: Tensor, at: Tensor, length: int, count: int
+    ) -> tuple[Tensor, Slots]:
+        """(ids, slots): every row's canvas, or its blocks from the current one on. A part also reads the token left of
+        it where that predicts its first position (Dream's shift), and keeps that token's keys and values."""
+        b, shift = self.terms.b, self.terms.model.shift
+        looking = 0 if length else shift
+        start = torch.zeros_like(row) if length else (rows.start[row] - shift).clamp_min(0)
+        wide = length or count * b + shift
+        position = start[:, None] + torch.arange(wide, device=row.device)
+        slot = torch.arange(len(asked), device=row.device)[:, None] % len(row)
+        inside = (rows.prompt[asked] + at * b)[:, None] - start[slot] + torch.arange(b, device=row.device)
+        # a block that is not there stands at the prompt's first token, where no carry enters
+        inside = torch.where((asked < rows.nobody)[:, None], inside, 0)
+        end = rows.limit[row].clamp_min(1)[:, None].expand(-1, wide)
+        sources = (slot, (inside - shift).clamp_min(0)) if shift else None
+        slots = Slots(
+            row.int(), start.int(), end.int().contiguous(), places=(slot, inside), sources=sources, looking=looking
+        )
+        return rows.text[row[:, None], position], slots
+
+
+def _chosen(rows: Rows, on: Tensor, served: int) -> tuple[Tensor, Tensor]:
+    """(the first so many of the rows `on` [R + 1], the same as numbers [A])."""
+    rank = on.long().cumsum(0) - 1
+    on = on & (rank < served)
+    row = torch.full((served + 1,), rows.nobody, device=rank.device)
+    return on, row.scatter(0, torch.where(on, rank, served), rows.number)[:served]
+
+
+def _in_blocks(value: Tensor, b: int) -> Tensor:
+    """[1, L, ...] as [blocks, b, ...], the last one filled up with 0."""
+    short = -value.shape[1] % b
+    widths = [0, 0] * (value.dim() - 2) + [0, short]
+    return functional.pad(value, widths).unflatten(1, (-1, b)).squeeze(0)

@@ -1,0 +1,328 @@
+"""The engine: rows are served together, requests enter as others leave, answers go out.
+
+`Engine.turn` is one turn of its loop: a piece of a prompt, a step, and what the step before it did. Where the device
+runs by itself (CUDA), the host launches the next step before it has read what the last one did: its knowledge lags by a
+step, so a pass may still have room for a row that has ended (`Stats.idle` counts that), and no step waits for the host.
+A request that fails is an event like an answer, and disturbs no other. One thread at a time may drive an engine;
+`rcd.decode.loop` is for many callers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rcd import registry
+from rcd.decode import telling
+from rcd.decode.answers import Answer, Text
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Event, Failed
+from rcd.decode.model import SlotModel
+from rcd.decode.probe import Prober
+from rcd.decode.requests import Request, Serving, Stats
+from rcd.decode.rows import KNOBS, Features, Rows, Terms
+from rcd.decode.slots import Slots
+from rcd.decode.step import Rules
+from rcd.decode.stopping import check_prompts
+from rcd.decode.units import Report, Units, Window
+from rcd.diffusion.noise import signed
+from rcd.errors import RCDError, whole
+from rcd.models.lm import DiffusionLM
+
+PIECE_BUDGET = 512
+"""Prompt tokens that are read between two steps of the rows that decode (or one piece that cannot be cut)."""
+
+
+class Engine:
+    """Decodes many requests at once on one model. `config` is a resolved DecodeConfig, of which the requests' own part
+    is not read; `rows` texts of up to `capacity` positions run together. `text` makes token ids a text, for stop strings."""
+
+    def __init__(
+        self,
+        model: DiffusionLM,
+        config: DecodeConfig,
+        *,
+        rows: int,
+        capacity: int,
+        reference: DiffusionLM | None = None,
+        graphs: bool | None = None,
+        text: Text | None = None,
+    ):
+        if not isinstance(model, DiffusionLM):
+            raise RCDError(f"an engine is made of a model, such as pipeline.model, not of a {type(model).__name__}.")
+        if None in (config.window, config.block_length) or isinstance(config.carry, str | None):
+            raise RCDError("an engine's configuration must be complete; take pipeline.resolve(config).")
+        carry, settings = config.travelling, model.settings
+        if carry.needs_reference and reference is None:
+            raise RCDError("this carry needs a reference model; name one with reference (--reference).")
+        if config.batch_invariant and model.device.type != "cpu":
+            raise RCDError("batch_invariant is for a CPU: a GPU's products depend on the batch; leave it out.")
+        self.model, self.config = model, config
+        whole("rows", rows, least=1)
+        whole("capacity", capacity, least=1)
+        rule = registry.get("commit", config.commit)
+        terms = Terms(self.config, carry, settings, model.device, getattr(rule, "revises", False))
+        self.window: Window = registry.get("window", config.window)(terms, capacity)
+        self.capacity, self.rows_most, self.version = capacity, rows, model.weights_version
+        apart = config.batch_invariant
+        made = dict(shared=self.window.shared, passes=config.passes, apart=apart)
+        room = capacity + self.window.spare
+        self.target = SlotModel(model, rows, room, **made)
+        self.reference = (
+            SlotModel(reference, rows, room, **made, mask=settings.mask_token_id)
+            if reference is not None and carry.needs_reference
+            else None
+        )
+        states = (rows + 1) * self.window.states
+        with torch.inference_mode():
+            wide = torch.promote_types(model.codebook.dtype, torch.float32)
+            cold = carry.cold((states, terms.b), model.codebook)
+            self.rows = Rows.empty(rows, self.window.states, room, terms, cold, wide)
+        on_gpu = model.device.type == "cuda"
+        replayable = on_gpu and all(each is None or each.replayable for each in (self.target, self.reference))
+        rules = Rules.of(config, settings).summarising(model, config, self.target.parts)
+        graphs = replayable and graphs is not False
+        self.units = Units(self.window, self.target, self.reference, rules, self.rows, graphs)
+        self.lag = 1 if on_gpu and not terms.starts else 0
+        self.stats, self.text = Stats(), text
+        self.serving: dict[int, Serving] = {}
+        self._flying: deque[Report] = deque()
+        """Steps launched that the host has not heard of."""
+        self._serials = itertools.count()
+        self._rate = 1.0
+
+    # -- who is served -------------------------------------------------------------------------------------------
+
+    @property
+    def free(self) -> int:
+        """Rows that nobody has."""
+        return self.rows_most - len(self.serving)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.serving or self._flying)
+
+    def suits(self, needed: int) -> bool:
+        """Whether texts of so many positions have room, and the weights are still what they were."""
+        return self.capacity >= needed and self.version == self.model.weights_version
+
+    def needs(self, prompt: int, new: int) -> int:
+        return self.window.needs(prompt, new)
+
+    @torch.inference_mode()
+    def admit(self, request: Request) -> Failed | None:
+        """Give the request a free row; or say why not."""
+        try:
+            prompt = list(request.prompt) if isinstance(request.prompt, Iterable) else [request.prompt]
+            new = request.settings.new_tokens
+            check_prompts([prompt], self.model.settings, new, *self.config.rounding(self.model.settings))
+            total = self.window.needs(len(prompt), new)
+            if total > self.capacity:
+                raise RCDError(
+                    f"it needs {total} positions and the engine has {self.capacity} a row; shorten it, or make the "
+                    "engine with a larger capacity."
+                )
+            row = next((row for row in range(self.rows_most) if row not in self.serving), None)
+            if row is None:
+                raise RCDError(f"all {self.rows_most} rows are taken; wait until one is free.")
+        except RCDError as error:
+            return Failed(request.row, str(error))
+        self._enter(row, request, prompt)
+        return None
+
+    def _enter(self, row: int, request: Request, prompt: list[int]) -> None:
+        """Write the request into its row."""
+        asked, eos, length = request.settings, self.model.settings.eos_token_ids, len(prompt)
+        values = {name: getattr(asked, name) for name in KNOBS if name != "scale"}
+        starts = self.window.terms.starts
+        self.rows.enter(
+            row, _sent(prompt, self.model.device), [*eos, *asked.stop_ids], self.model.settings.mask_token_id,
+            prompt=length, limit=length + asked.new_tokens, serial=-1, seed=signed(asked.seed), fresh=starts,
+            steps=asked.num_inference_steps or 0, top_k=asked.top_k, scale=asked.residual_scale, **values,
+            **self.window.begin(length, asked.new_tokens),
+        )  # fmt: skip
+        place = self.model.device if self.model.device.type == "cuda" else torch.device("cpu")
+        draws = self.window.terms.carry.start_draws
+        self.serving[row] = one = Serving(
+            request, next(self._serials), Answer(request.row, asked, eos, self.text), fresh=starts, pieces=self.window.prefill(length), prompt=prompt,
+            generator=torch.Generator(place).manual_seed(asked.seed) if draws else None,
+            **self.window.serving(length, asked.new_tokens),  # type: ignore[arg-type]
+        )  # fmt: skip
+        self._read_on(row, one, 0)
+
+    def drop(self, row: int) -> None:
+        """Free a row at once; what is in flight for it is not heard."""
+        if self.serving.pop(row, None) is not None:
+            with torch.inference_mode():
+                self.rows.leave(row)
+
+    def cancel(self, number: int) -> None:
+        """Free the row of the request of that number."""
+        for row, one in list(self.serving.items()):
+            if one.request.row == number:
+                self.drop(row)
+
+    def drop_all(self) -> None:
+        """Forget what is being served; every row is free."""
+        self._flying.clear()
+        for row in list(self.serving):
+            self.drop(row)
+
+    # -- one turn ------------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def turn(self) -> list[Event]:
+        """Read on in the prompts, launch a step, and hear of the one before."""
+        events: list[Event] = []
+        try:
+            self._prefill(PIECE_BUDGET)
+            while self._flying and self.window.must_hear(self.deciding(), self._rate):
+                events += self._hear(self._flying.popleft())
+            if self.deciding():
+                self._start()
+                self._flying.append(self._launch())
+            while self._flying and (len(self._flying) > self.lag or not self.deciding()):
+                events += self._hear(self._flying.popleft())
+        except torch.OutOfMemoryError:
+            events += self._give_up()
+        return events
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Event]:
+        """Serve all requests, by the caller's own thread: each is asked for when a row is free."""
+        waiting, more = iter(requests), True
+        while more or self.busy:
+            while more and self.free:
+                request = next(waiting, None)
+                more = request is not None
+                failed = self.admit(request) if request is not None else None
+                if failed is not None:
+                    yield failed
+            yield from self.turn()
+
+    def prefill_all(self) -> None:
+        """Read every prompt to its end, before any step."""
+        with torch.inference_mode():
+            self._prefill(None)
+
+    def deciding(self) -> dict[int, Serving]:
+        """The rows that take steps."""
+        return {row: one for row, one in self.serving.items() if one.pieces is None}
+
+    def _prefill(self, budget: int | None) -> None:
+        """Store what stands before the first decoded blocks, piece by piece; at most so many tokens, unless no row
+        waits for its step."""
+        reading = [(row, one) for row, one in self.serving.items() if one.pieces is not None]
+        if not reading:
+            return
+        if len(reading) == len(self.serving):
+            budget = None
+        for row, one in reading:
+            spent = 0
+            while one.pieces is not None and (budget is None or spent < budget):
+                spent += self._read_on(row, one, 1)
+            if budget is not None:
+                budget -= spent
+                if budget <= 0:
+                    return
+
+    def _read_on(self, row: int, one: Serving, pieces: int) -> int:
+        """Read so many pieces of a prompt; returns their tokens. The row takes steps when there is none left."""
+        assert one.pieces is not None
+        tokens = 0
+        for _ in range(pieces):
+            if one.piece is None:
+                break
+            start, end, unit = one.piece
+            position = torch.arange(start, end, device=self.model.device)
+            seen = ((position // unit + 1) * unit).clamp_max(end).int()[None]
+            ids, at = _sent(one.prompt[start:end], self.model.device)[None], _sent([start], self.model.device).int()
+            for model in (self.target, self.reference):
+                if model is not None:
+                    model.plain(ids, Slots(_sent([row], self.model.device).int(), at, seen))
+                    self.stats.prefills += 1
+            one.prefills, tokens = one.prefills + 1, tokens + end - start
+            one.piece = next(one.pieces, None)
+        if one.piece is None:
+            one.pieces = None
+            self.rows.serial[row].fill_(one.serial)
+            self.rows.active[row].fill_(True)
+        return tokens
+
+    def _start(self) -> None:
+        """The passes (or draws) from which fresh rows' carries start."""
+        carry = self.window.terms.carry
+        while fresh := {row: one for row, one in self.deciding().items() if one.fresh}:
+            if carry.start_pass == "none":
+                for row, one in fresh.items():
+                    self.units.draw(row, len(one.prompt), one.request.settings.new_tokens, one.generator)
+                    one.fresh = False
+                return
+            size = self.window.start_size(list(fresh.values()))
+            chosen = self.window.start_rows(fresh)
+            self.units.start(size, [fresh[row].generator for row in chosen if carry.start_draws])
+            self.stats.starts += 1
+            for row in chosen:
+                one = fresh[row]
+                one.fresh = False
+                if carry.start_pass == "reference":
+                    one.references += 1
+                else:
+                    one.starts, one.due = one.starts + 1, self.window.due_after_start(one)
+
+    def _launch(self) -> Report:
+        deciding = self.deciding()
+        rows = self.window.next(deciding)
+        chosen = [deciding[row] for row in rows]
+        features = reduce(Features.join, (one.request.features for one in deciding.values()))
+        size = self.window.size(chosen, self.rows_most, self._rate) if self.lag else self.window.exact_size(chosen)
+        record = Prober(self, rows) if features.probed else None
+        told = self.units.launch(size, features, rows, record)
+        self.stats.passes += 1
+        self.stats.slots += self.window.slots(size)
+        for one in chosen:
+            one.tick = self.stats.passes
+        return told
+
+    def _hear(self, told: Report) -> list[Event]:
+        """Read a report: what every row did, and which have ended."""
+        told.wait()
+        values = told.values.tolist()
+        events = telling.told(self, told, values)
+        for row, one in list(self.deciding().items()):
+            serial, active, due, ahead, left, step, flying, denoised, stored, broken, fresh = values[row]
+            if serial != one.serial:
+                continue
+            if denoised > one.last and one.left > left:
+                self._rate += 0.1 * (max(1, one.left - left) / (denoised - one.last) - self._rate)
+            one.hear(due, ahead, left, step, flying, denoised, fresh)
+            if active:
+                continue
+            self.stats.idle += sum(row in later.rows for later in self._flying)
+            events.append(telling.ended(self, row, one, stored, broken))
+            self.drop(row)
+        return events
+
+    def _give_up(self) -> list[Event]:
+        """A step ran out of memory: rows may be half updated, so that none can go on. Those that had ended before are
+        answered."""
+        events: list[Event] = []
+        while self._flying:
+            events += self._hear(self._flying.popleft())
+        dropped = [one.request.row for one in self.serving.values()]
+        self.drop_all()
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        why = f"a step of {len(dropped)} rows ran out of memory; serve fewer rows, or shorter ones."
+        return [*events, *(Failed(row, f"the request was dropped: {why}") for row in dropped)]
+
+
+def _sent(values: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers on the device, without waiting for it."""
+    here: Any = torch.tensor(values, dtype=torch.long)
+    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

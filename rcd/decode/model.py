@@ -1,0 +1,118 @@
+"""A `DiffusionLM` for the step function, over slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rcd.carry.base import Carry
+from rcd.decode.fused import FusedBackbone, misfit
+from rcd.decode.slots import Cache, Slots, check_room, made_cache
+from rcd.decode.stock import StockBackbone
+from rcd.decode.step import Places
+from rcd.kernels import parts_for, plain
+from rcd.models.lm import DiffusionLM, Prediction
+
+At = tuple[Tensor, Tensor]
+
+
+@contextmanager
+def before_norm(model: DiffusionLM) -> Iterator[list[Tensor]]:
+    """What enters the stock backbone's final norm while this is open: [N, Q, D] of every pass."""
+    found: list[Tensor] = []
+    hook = model.backbone.norm.register_forward_pre_hook(lambda _, given: found.append(given[0]))  # type: ignore[union-attr]
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+class Backbone(Protocol):
+    def __call__(self, embeds_NQD: Tensor, slots: Slots, cache: Cache) -> Tensor: ...
+
+
+class SlotModel:
+    """A model, its cache and the parts of its passes. What is predicted are the first slots, whole, or the `places`
+    that the slots name; the rest is only stored. `mask`: the mask of the texts, which a reference may call by another
+    id."""
+
+    def __init__(
+        self, model: DiffusionLM, rows: int, capacity: int, *, shared: bool = False, passes: str | None = None,
+        apart: bool = False, mask: int | None = None,
+    ):  # fmt: skip
+        stock = passes == "stock" or (passes is None and misfit(model) is not None)
+        self.model, self.settings = model, model.settings
+        self.parts = parts_for(model.device, apart)
+        self.mask = mask
+        self.backbone: Backbone
+        if stock:
+            self.backbone = StockBackbone(model, apart)
+        else:
+            check_room(model, rows, capacity, shared)
+            self.backbone = FusedBackbone(model, self.parts)
+            self.backbone.turns(capacity)
+        self.cache = made_cache(model, rows, capacity, shared, own=stock)
+        self.replayable = not stock and self.parts.__name__.endswith(".fused")
+        """Whether its passes ask the host nothing, so that a graph may hold them."""
+
+    @property
+    def codebook(self) -> Tensor:
+        return self.model.codebook
+
+    def __call__(
+        self, ids_NQ: Tensor, slots: Slots, carry: Carry, state: Any, inject: Tensor, places: Places, raw: bool = False
+    ) -> Prediction:
+        """A step's pass. `raw`: also tell the hidden states before the final norm."""
+        embeds = self.embed(ids_NQ, carry, state, inject, slots.places)
+        with before_norm(self.model) if raw else nullcontext() as found:
+            hidden = self.backbone(embeds, slots, self.cache)
+        chosen: Any = slots.sources or slots.places or slice(inject.shape[0])
+        hidden = places.take(hidden[chosen])
+        return Prediction(
+            self.head(hidden, places.counts), hidden, places.take(torch.cat(found)[chosen]) if found else None
+        )
+
+    def plain(self, ids_NQ: Tensor, slots: Slots, predicted: int = 0) -> Tensor | None:
+        """A pass with nothing injected: logits of so many slots (or all places), None for 0, where it only stores."""
+        hidden = self.backbone(self.model.embed(self._own(ids_NQ)), slots, self.cache)
+        chosen: Any = slots.sources or slots.places or slice(predicted)
+        return self.head(hidden[chosen], None) if predicted else None
+
+    def head(self, hidden: Tensor, counts: list[int] | None) -> Tensor:
+        """Logits; where `counts` says how many each row has, one row after another."""
+        head = self.model.head
+        if counts is None:
+            return self.parts.linear(hidden, head.weight, head.bias)  # type: ignore[no-any-return]
+        each = [plain.linear(part, head.weight, head.bias) for part in hidden.split(counts) if len(part)]
+        return torch.cat(each) if each else plain.linear(hidden, head.weight, head.bias)
+
+    def embed(self, ids_NQ: Tensor, carry: Carry | None, state: Any, inject: Tensor, at: At | None) -> Tensor:
+        """The input embeddings [N, Q, D], the carry's part among them (Eq. 2)."""
+        assert carry is not None
+        embeds = self.model.embed(ids_NQ)
+        count = inject.shape[0]
+        asked = embeds[:count] if at is None else embeds[at]
+        injected = carry.inject(asked, inject, state, self.model.carry_parameters)
+        return embeds.slice_scatter(injected, end=count) if at is None else embeds.index_put(at, injected)
+
+    def _own(self, ids: Tensor) -> Tensor:
+        """The same by this model's ids: its own mask, and an id of the other's padding, which is no token, as its last
+        one."""
+        if self.mask is None:
+            return ids
+        ids = torch.where(ids == self.mask, self.settings.mask_token_id, ids)
+        return ids.clamp_max(self.settings.vocab_size - 1)
+
+
+class Raw:
+    """A model whose passes also tell the hidden states before the final norm."""
+
+    def __init__(self, model: SlotModel):
+        self.model, self.codebook = model, model.codebook
+
+    def __call__(self, *given: Any) -> Prediction:
+        return self.model(*given, raw=True)

@@ -1,0 +1,116 @@
+"""What the host knows: requests, the rows that serve them, and what the engine did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rcd.decode.answers import Answer
+from rcd.decode.config import RequestSettings
+from rcd.decode.rows import Features
+
+if TYPE_CHECKING:
+    from rcd.decode.probe import Look
+
+Size = tuple[int, ...]
+"""Of a pass; what the numbers mean is the window's."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt. `row` is what its events are called by."""
+
+    prompt: Sequence[int]
+    settings: RequestSettings
+    row: int = 0
+    watch: bool = False
+    """Whether a Step is wanted after every step."""
+    probe: Callable[[Look], None] | None = None
+    """What is shown every step of the request."""
+
+    def numbered(self, row: int) -> Request:
+        return replace(self, row=row)
+
+    @cached_property
+    def features(self) -> Features:
+        asked = self.settings
+        drawn = asked.temperature > 0
+        return Features(
+            draws=drawn, top_k=asked.top_k if drawn else 0, top_p=drawn and asked.top_p < 1,
+            sorts=drawn and asked.top_p < 1 and not asked.top_k,
+            scaled=asked.residual_scale != 1, logprobs=asked.logprobs,
+            watched=self.watch or bool(asked.stop) or asked.logprobs is not None, probed=self.probe is not None,
+        )  # fmt: skip
+
+
+@dataclass
+class Stats:
+    """What the engine did, over its life."""
+
+    passes: int = 0
+    """Steps launched; each serves many rows."""
+    slots: int = 0
+    """Slots computed in them, unused ones included."""
+    idle: int = 0
+    """Passes that had room for a row that had ended, counted for each row: the host did not know yet."""
+    prefills: int = 0
+    starts: int = 0
+    """Passes for carries to start from, of the target or a reference."""
+    exact_deltas: int = 0
+    """Predictions whose delta no short cut could serve."""
+
+
+@dataclass
+class Serving:
+    """What the host knows of a row, as it was when last heard of."""
+
+    request: Request
+    serial: int
+    answer: Answer
+    left: int
+    """Masks left in its first unfinished block."""
+    ahead: int
+    """Blocks that its next passes may have to compute, that one included."""
+    due: int = 0
+    """Of a canvas: whether its next pass is a whole one. Of blocks: finished ones that are still to be stored."""
+    step: int = 0
+    """Of a canvas: steps in its block."""
+    flying: int = 1
+    """Blocks in flight."""
+    last: int = 0
+    """Denoising steps."""
+    fresh: bool = False
+    """Whether its newest block's carry has still to start."""
+    blocks: int = 0
+    """Of a canvas: those of its answer."""
+    length: int = 0
+    """Of a canvas: positions that a whole pass reads."""
+    prefills: int = 0
+    starts: int = 0
+    references: int = 0
+    prompt: list[int] = field(default_factory=list)
+    pieces: Iterator[tuple[int, int, int]] | None = None
+    """Of its prefill, those behind the next one; None when it takes steps."""
+    piece: tuple[int, int, int] | None = None
+    """The next one."""
+    generator: Any = None
+    """What a start draws by."""
+    tick: int = 0
+    """The last pass that was launched for it."""
+
+    def __post_init__(self) -> None:
+        if self.pieces is not None:
+            self.piece = next(self.pieces, None)
+
+    def hear(self, due: int, ahead: int, left: int, step: int, flying: int, denoised: int, fresh: int) -> None:
+        self.due, self.ahead, self.left, self.step, self.flying = due, ahead, left, step, flying
+        self.last, self.fresh = denoised, bool(fresh)
+
+
+def rounded(count: int, most: int) -> int:
+    """Up to the next of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, ..."""
+    power = 1 << (count - 1).bit_length()
+    between = 3 * power // 4
+    return min(between if power > 16 and between >= count else power, most)

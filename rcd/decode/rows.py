@@ -1,0 +1,350 @@
+"""The rows of a running batch as tensors, and what every step does to them: all of it runs without host syncs.
+
+A row holds its whole text, prompt and masks, how far it is, and the settings of its request. What a pass computes of
+the rows is a window's choice (`rcd.decode.blocks`, `rcd.decode.canvas`); it asks about blocks of b tokens, each with a
+state of its own. When a block is settled the row moves on by itself. A row that has ended waits, idle, for the host.
+Shapes: R rows and one more that is nobody's, T positions, J blocks of a row that a window looks at, N slots of Q
+tokens, P blocks that a pass predicts, b block length, K states of a row, E end tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rcd.carry.base import Carry, CarryState
+from rcd.decode.config import MOST_STOP_IDS, DecodeConfig
+from rcd.decode.slots import Slots
+from rcd.decode.step import Asked, Knobs, Outcome
+from rcd.decode.stopping import settle, unsettled
+from rcd.diffusion.noise import uniform_of
+from rcd.models.lm import ModelSettings
+
+REPORT = ("serial", "active", "due", "ahead", "masks", "step", "flying", "denoised", "stored", "broken", "fresh")
+"""What the host is told of every row after a step."""
+KNOBS = ("threshold", "factor", "temperature", "top_p", "scale")
+"""Settings of a request that are fractions."""
+
+
+@dataclass
+class Rows:
+    text: Tensor
+    """[R + 1, T] ids; masks behind what is decided."""
+    start: Tensor
+    """[R + 1] where the first unfinished block begins."""
+    ahead: Tensor
+    """[R + 1] blocks in flight, from that one on."""
+    pending: Tensor
+    """[R + 1] finished blocks before it that are still to be stored; of a canvas, 1 where the next pass reads all."""
+    referred: Tensor
+    """[R + 1] the same of the reference's cache, which is behind when the reference was not asked for a while."""
+    ended: Tensor
+    """[R + 1] whether an end token was seen."""
+    active: Tensor
+    prompt: Tensor
+    """[R + 1] the prompt's length."""
+    limit: Tensor
+    """[R + 1] the first position behind the answer."""
+    denoised: Tensor
+    """[R + 1] denoising steps, from the beginning."""
+    stored: Tensor
+    """[R + 1] finished blocks that were stored for the next one's sake."""
+    broken: Tensor
+    """[R + 1] the denoising step whose logits were no numbers, 0 if none."""
+    serial: Tensor
+    """[R + 1] which request the row serves."""
+    seed: Tensor
+    """[R + 1] what its tokens are drawn by."""
+    fresh: Tensor
+    """[R + 1] whether the newest block's carry has still to start, by more than being nothing."""
+    steps: Tensor
+    """[R + 1] at most so many steps a block; 0: as many as it has positions."""
+    top_k: Tensor
+    threshold: Tensor
+    factor: Tensor
+    temperature: Tensor
+    top_p: Tensor
+    scale: Tensor
+    """[R + 1] of the residual."""
+    ends: Tensor
+    """[R + 1, E] end and stop tokens, filled up with -1."""
+    step: Tensor
+    """[(R + 1) K] steps of a block since it must make progress."""
+    carry: CarryState
+    """Of [(R + 1) K, b]."""
+
+    @classmethod
+    def empty(cls, rows: int, states: int, capacity: int, terms: Terms, carry: CarryState, wide: torch.dtype) -> Rows:
+        device, mask = terms.device, terms.model.mask_token_id
+        made: dict[str, Any] = {
+            field.name: torch.zeros(rows + 1, dtype=torch.long, device=device) for field in fields(cls)
+        }
+        made["text"] = torch.full((rows + 1, capacity), mask, dtype=torch.long, device=device)
+        made["step"] = torch.zeros((rows + 1) * states, dtype=torch.long, device=device)
+        width = len(terms.model.eos_token_ids) + MOST_STOP_IDS
+        made["ends"] = torch.full((rows + 1, width), -1, dtype=torch.long, device=device)
+        made |= {name: made[name].bool() for name in ("active", "ended", "fresh")}
+        made |= {name: made[name].to(wide) for name in KNOBS}
+        return cls(**{**made, "serial": made["serial"] - 1, "carry": carry})
+
+    def enter(self, row: int, ids: Tensor, ends: list[int], mask: int, **values: float) -> None:
+        """Write a request into a row, which is active when its prompt is read; what is not named is 0."""
+        self.text[row].fill_(mask)
+        self.text[row, : len(ids)] = ids
+        self.ends[row].fill_(-1)
+        self.ends[row, : len(ends)] = torch.tensor(ends, dtype=torch.long).to(self.ends.device)
+        for field in fields(self):
+            if field.name not in ("text", "step", "carry", "ends"):
+                getattr(self, field.name)[row].fill_(values.get(field.name, 0))
+        states = len(self.step) // len(self.active)
+        own = slice(row * states, (row + 1) * states)
+        for state in (self.step, *self.carry.tensors()):
+            state[own].zero_()
+
+    def leave(self, row: int) -> None:
+        """The row is free; what is in flight for it does nothing."""
+        self.active[row].fill_(False)
+        self.serial[row].fill_(-1)
+
+    @property
+    def nobody(self) -> int:
+        return self.active.shape[0] - 1
+
+    @property
+    def capacity(self) -> int:
+        return self.text.shape[1]
+
+    @property
+    def number(self) -> Tensor:
+        return torch.arange(self.nobody + 1, device=self.active.device)
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the requests that are served ask for beside the tokens: what nobody asks for costs nothing."""
+
+    draws: bool = False
+    top_k: int = 0
+    """The largest."""
+    top_p: bool = False
+    sorts: bool = False
+    """Whether some row has a top_p and no top_k."""
+    scaled: bool = False
+    """Whether any residual is scaled."""
+    logprobs: int | None = None
+    """Alternatives of every token."""
+    watched: bool = False
+    """Whether a row tells its steps."""
+    probed: bool = False
+
+    def join(self, other: Features) -> Features:
+        best = max((-1 if one.logprobs is None else one.logprobs for one in (self, other)))
+        return Features(
+            self.draws or other.draws, max(self.top_k, other.top_k), self.top_p or other.top_p,
+            self.sorts or other.sorts, self.scaled or other.scaled, None if best < 0 else best, self.watched or other.watched,
+            self.probed or other.probed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What stays the same over an engine's life."""
+
+    config: DecodeConfig
+    carry: Carry
+    model: ModelSettings
+    device: torch.device
+    revises: bool = False
+    """Whether the commit rule may also replace tokens of an unfinished block."""
+
+    @property
+    def b(self) -> int:
+        return self.config.block
+
+    @property
+    def starts(self) -> bool:
+        """Whether a block's carry starts by more than being nothing."""
+        return self.carry.start_pass != "none" or self.carry.start_draws
+
+    @property
+    def early(self) -> bool:
+        return self.config.eos_early_stop
+
+
+@dataclass(frozen=True)
+class Region:
+    """J consecutive blocks of every row, as they were before the pass."""
+
+    row: Tensor
+    """[R + 1, J b] where each position is: nobody's row if it is behind the row's end."""
+    position: Tensor
+    ids: Tensor
+    output: Tensor
+    """Positions of the answer."""
+    masked: Tensor
+    needed: Tensor
+    """The masks that must still be decoded."""
+
+    @classmethod
+    def of(cls, rows: Rows, first: Tensor, count: int, terms: Terms, filler: bool) -> Region:
+        """`filler`: masks behind the answer's end count as masks."""
+        position = first[:, None] + torch.arange(count * terms.b, device=first.device)
+        inside = position < rows.capacity
+        row = torch.where(inside, rows.number[:, None], rows.nobody)
+        position = torch.where(inside, position, 0)
+        ids = rows.text[row, position]
+        output = inside & (position >= rows.prompt[:, None]) & (position < rows.limit[:, None])
+        masked = (ids == terms.model.mask_token_id) & (inside if filler else output)
+        return cls(row, position, ids, output, masked, unsettled(ids, masked, output, rows.ends, terms.early))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass computes, and what is asked of the blocks that it predicts."""
+
+    ids: Tensor
+    """[N, Q]"""
+    slots: Slots
+    seen: Region
+    took: Tensor
+    """[R + 1] the rows that take a denoising step."""
+    storing: Tensor
+    """[R + 1] the rows that only store blocks, since no other slot was free."""
+    row: Tensor
+    """[P] whose block it is; nobody's where nothing is asked."""
+    block: Tensor
+    """[P] its number among those seen."""
+    state: Tensor
+    """[P] where its step and its carry are kept."""
+    masked: Tensor
+    """[P, b]"""
+    candidates: Tensor
+    inject: Tensor
+    quota: Tensor
+    """[P]"""
+
+    def spread(self, values: Tensor, own: Tensor) -> Tensor:
+        """[R + 1, J b, ...] with the predicted blocks' values replaced."""
+        apart = values.unflatten(1, (-1, own.shape[1]))
+        return apart.index_put((self.row, self.block), own.to(values.dtype)).flatten(1, 2)
+
+    def asked(self, rows: Rows, terms: Terms, features: Features) -> Asked:
+        """The same as a step's question. Noise is U[0, 1) of the row's seed, the number of its step and the position
+        alone."""
+        row, noise = self.row, None
+        if features.draws:
+            position = picked(self.seen.position, row, self.block, terms.b)
+            noise = uniform_of(rows.seed[row][:, None], rows.denoised[row][:, None], position)
+        knobs = Knobs(
+            threshold=rows.threshold[row][:, None], factor=rows.factor[row][:, None],
+            temperature=rows.temperature[row][:, None] if features.draws else 0.0,
+            top_k=rows.top_k[row][:, None] if features.top_k else 0, most_k=features.top_k, sorts=features.sorts,
+            top_p=rows.top_p[row][:, None] if features.top_p else 1.0,
+            scale=rows.scale[row] if features.scaled else None,
+        )  # fmt: skip
+        return Asked(self.masked, self.candidates, self.inject, self.quota, knobs, noise)
+
+
+def picked(values: Tensor, row: Tensor, block: Tensor, block_length: int) -> Tensor:
+    return values.unflatten(1, (-1, block_length))[row, block]
+
+
+def candidates_of(rows: Rows, seen: Region, terms: Terms) -> Tensor:
+    """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, the answer's tokens."""
+    if not terms.revises:
+        return seen.needed
+    return seen.needed | (seen.output & ~seen.masked)
+
+
+def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
+    """[R + 1] the rows whose logits were no numbers."""
+    theirs = made.row == rows.number[:, None]  # compared, not added up: that would be a sort and ten kernels more
+    return made.took & (theirs & ~outcome.finite).any(1)
+
+
+def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tensor, Tensor, Tensor]:
+    """Commit, and close the masks behind an end token; in place. Returns (ids, masked, needed) of what is seen."""
+    seen = made.seen
+    token = made.spread(seen.ids, outcome.token)
+    committed = made.spread(torch.zeros_like(seen.masked), outcome.committed)
+    ids, masked = torch.where(committed, token, seen.ids), seen.masked & ~committed
+    ids, masked, needed = settle(
+        ids, masked, token, seen.output, rows.ends, terms.early, len(terms.model.eos_token_ids)
+    )
+    rows.text[seen.row, seen.position] = ids
+    return ids, masked, needed
+
+
+def hand_on(rows: Rows, made: Pass, after: CarryState, keep: Tensor) -> None:
+    """The steps and the carry go on in the blocks `keep` [P]; elsewhere they are nothing, as at a block's beginning."""
+    rows.step[made.state] = torch.where(keep, rows.step[made.state] + (made.quota > 0), 0)
+    for kept, new in zip(rows.carry.tensors(), after.tensors(), strict=True):
+        shape = (-1, *([1] * (new.dim() - 1)))
+        kept[made.state] = torch.where(keep.view(shape), new.to(kept.dtype), 0)
+
+
+def move(rows: Rows, took: Tensor, **values: Tensor) -> None:
+    """New values of the rows that took a step; in place."""
+    for name, value in values.items():
+        old = getattr(rows, name)
+        old.copy_(torch.where(took, value, old))
+
+
+def finish(rows: Rows, made: Pass, done: Tensor, bad: Tensor) -> None:
+    """Count the step, and end the rows that are done or broken; in place."""
+    rows.denoised.add_(made.took)
+    move(rows, made.took, broken=torch.where(bad, rows.denoised, rows.broken), active=rows.active & ~done & ~bad)
+
+
+def report(rows: Rows, **told: Tensor) -> Tensor:
+    """[R + 1, len(REPORT)]"""
+    columns = [told[name] if name in told else getattr(rows, name) for name in REPORT]
+    return torch.stack([value.long() for value in columns], dim=1)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a Step event needs of the rows that took the step, of all blocks that are seen: [R + 1, J b] each."""
+
+    took: Tensor
+    """[R + 1]"""
+    start: Tensor
+    """[R + 1] the first position."""
+    draft: Tensor
+    committed: Tensor
+    revised: Tensor
+    masked: Tensor
+    confidence: Tensor
+    alpha: Tensor
+    logprob: Tensor | None = None
+    best_ids: Tensor | None = None
+    """[R + 1, J b, K]"""
+    best: Tensor | None = None
+
+    @classmethod
+    def of(cls, rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> Trace:
+        seen, nothing = made.seen, torch.zeros_like(made.seen.masked)
+        asked, committed = made.spread(nothing, made.masked), made.spread(nothing, outcome.committed)
+        after = rows.text[seen.row, seen.position]
+        draft = torch.where(asked, made.spread(seen.ids, outcome.token), after)
+        blank = torch.zeros_like(seen.ids, dtype=outcome.confidence.dtype)
+        confidence = made.spread(blank, outcome.confidence).masked_fill(~asked, float("nan"))
+        alpha = outcome.alpha
+        kept = made.state < rows.nobody * (len(rows.step) // len(rows.active))  # elsewhere nothing is carried
+        shown = blank if alpha is None else made.spread(blank, alpha * kept[:, None])
+        left = (after == terms.model.mask_token_id) & seen.output
+        trace = cls(made.took, seen.position[:, 0], draft, committed, committed & ~seen.masked, left, confidence, shown)
+        if outcome.best is None:
+            return trace
+        best_ids, best, logprob = outcome.best
+        wide = (*seen.ids.shape, best_ids.shape[-1])
+        return replace(
+            trace, logprob=made.spread(blank, logprob), best_ids=made.spread(blank.new_zeros(wide).long(), best_ids),
+            best=made.spread(blank.new_zeros(wide), best),
+        )  # fmt: skip
+
+    def tensors(self) -> list[Tensor]:
+        return [value for value in (getattr(self, field.name) for field in fields(self)) if value is not None]

@@ -1,0 +1,147 @@
+"""Algorithm 2 to read: one text, no batch, no cache. The tests' oracle for the engine: `DecodeConfig(oracle=True)`.
+
+    text     prompt | [M] [M] [M] ...     what is decoded begins at `origin` and comes in blocks of b
+    turn     which positions a step reads and predicts, and what they see: a window (`rcd.decode.sights`)
+    step     inject -> predict -> sample -> commit -> update (`rcd.decode.step.denoise`)
+
+Shapes: T positions, A of them decoded, n blocks of b that a step predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from rcd.carry.base import CarryState, places
+from rcd.decode.answers import Answer
+from rcd.decode.answers import Text as Words
+from rcd.decode.blocks import prefill_piece
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
+from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text
+from rcd.decode.step import Asked, Knobs, Outcome, Rules, denoise
+from rcd.decode.stopping import check_prompts, settle
+from rcd.diffusion.noise import signed, uniform_of
+from rcd.models.lm import DiffusionLM
+from rcd.residual.distribution import Distribution, align_vocabulary
+from rcd.residual.start import Passes
+
+
+def decode(
+    model: DiffusionLM, prompt: Sequence[int], config: DecodeConfig, *, reference: DiffusionLM | None = None,
+    row: int = 0, text: Words | None = None,
+) -> Iterator[Event]:  # fmt: skip
+    """Decode one prompt with a resolved configuration; `text` makes ids a text, for stop strings."""
+    settings, carry, rules = model.settings, config.travelling, Rules.of(config, model.settings)
+    check_prompts([prompt], settings, config.new_tokens, *config.rounding(settings))
+    now, flying = Text.of(prompt, config, settings), config.window in ("blockwise", "d2f")
+    causal, length = settings.attention == "block_causal", len(prompt)
+    turns = BlockTurns(config, now, causal) if flying else CanvasTurns(config, now)
+    target = Reader(model, turns.block_of, settings.mask_token_id)
+    other = None if reference is None else Reader(reference, turns.block_of, settings.mask_token_id)
+    generator, answer = torch.Generator().manual_seed(config.seed), Answer(row, config, settings.eos_token_ids, text)
+    pieces = -(-now.origin // prefill_piece(config.block if causal else max(1, now.origin))) if flying else 0
+    state, knobs, counts = (
+        carry.cold((1, now.output.shape[1]), model.codebook),
+        Knobs.of(config, model.device),
+        Counts(),
+    )
+    counts = replace(counts, prefill=pieces, reference=pieces * (other is not None and carry.needs_reference))
+
+    def read(whose: str, sight: Sight) -> Distribution | None:
+        """What a carry may ask for: a plain pass of the model itself or of the reference."""
+        nonlocal counts
+        if whose == "none":
+            return None
+        reader = target if whose == "own" else other
+        assert reader is not None, "a carry that asks for a reference says so in needs_reference"
+        name = "start" if whose == "own" else "reference"
+        counts = replace(counts, **{name: getattr(counts, name) + 1})
+        return rules.distribution(align_vocabulary(reader(now.ids, sight).logits, settings.vocab_size))
+
+    while (turn := turns.next(now)) is not None:
+        sight, where = turn.sight, turn.sight.predicted - now.origin
+        if turn.fresh is not None and turn.start is not None:  # Algorithm 2, lines 2-5
+            passes = Passes((*turn.start.shape, settings.vocab_size), now.ids.device, [generator])
+            begun = carry.begin(read(carry.start_pass, replace(sight, predicted=turn.start)), passes, model.codebook)
+            state = state.put_at(turn.start - now.origin, begun, turn.fresh[:, turn.start[0] - now.origin])
+        entering, seen = _shaped(state.at(where.flatten()[None]), where), read(carry.step_pass, sight)
+        if seen is not None:
+            entering = carry.refresh(entering, seen, model.codebook)
+        masked, before, step = now.masked, now.masked[0][where], counts.denoising
+        scope = turn.here if config.carry_scope == "block" else torch.ones_like(turn.here)
+        outcome = denoise(
+            target, rules, now.ids, sight, entering,
+            Asked(
+                before, now.needed[0][where] & turn.here, places(carry, before) & scope, turn.quota, knobs,
+                uniform_of(torch.tensor(signed(config.seed)), torch.tensor(step), sight.predicted),
+            ),
+            config.logprobs,
+        )  # fmt: skip
+        counts = replace(counts, denoising=step + 1)
+        known = seen is None or bool(torch.isfinite(seen.normaliser).all())
+        if not known or not bool(outcome.finite.all()):
+            yield Failed(row, f"the model's logits are NaN or inf at denoising step {step + 1}; try float32.")
+            return
+        now, committed = _written(now, where, outcome, len(settings.eos_token_ids))
+        state = state.put_at(
+            where.flatten()[None], _shaped(outcome.state, where.flatten()[None]), where.new_ones(1, where.numel()) > 0
+        )
+        if outcome.alpha is not None:
+            outcome = replace(outcome, alpha=outcome.alpha * scope)
+        yield _event(answer, step + 1, now, now.origin - length, masked[0], committed, where.flatten(), outcome)
+        if answer.stopped:
+            yield answer.cut(_with_stores(counts, config, turns, other is not None))
+            return
+    yield answer.ended(now.ids[length:].tolist(), _with_stores(counts, config, turns, other is not None))
+
+
+def _shaped(state: CarryState, where: Tensor) -> CarryState:
+    """The state of as many positions in another shape."""
+    flat = [each.flatten(0, 1) for each in state.tensors()]
+    return state.with_tensors([each.view(*where.shape, *each.shape[1:]) for each in flat])
+
+
+def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text, Tensor]:
+    """(the text with what was committed and its end closed, [A] what was committed)."""
+    ids, flat = now.ids[now.origin :], where.flatten()
+    token = ids.index_put((flat,), outcome.token.flatten())
+    committed = torch.zeros_like(ids, dtype=torch.bool).index_put((flat,), outcome.committed.flatten())
+    after = torch.where(committed, token, ids)[None]
+    closed, _, _ = settle(after, now.masked & ~committed, token[None], now.output, now.ends, now.early, eos)
+    return replace(now, ids=torch.cat((now.ids[: now.origin], closed[0]))), committed
+
+
+def _with_stores(counts: Counts, config: DecodeConfig, turns: BlockTurns | CanvasTurns, reference: bool) -> Counts:
+    """The families' own loops store a finished block in a pass of its own; only there is one to count."""
+    if config.window != "blockwise" or not isinstance(turns, BlockTurns):
+        return counts
+    stores, second = turns.added - 1, reference and config.travelling.needs_reference
+    return replace(counts, store=stores, reference=counts.reference + stores * second)
+
+
+def _event(
+    answer: Answer, number: int, now: Text, offset: int, masked: Tensor, committed: Tensor, at: Tensor, outcome: Outcome
+) -> Step:
+    """The step's event, over all that is decoded."""
+    ids, left, size = now.ids[now.origin :], (now.masked & now.output)[0], len(committed)
+
+    def spread(blank: Tensor, value: Tensor) -> Tensor:
+        return blank.index_put((at,), value.reshape(len(at), *value.shape[2:]).to(blank.dtype))
+
+    blank = outcome.confidence.new_zeros(size)
+    asked = spread(torch.zeros_like(masked), torch.ones_like(outcome.committed)) & masked
+    told = None
+    if outcome.best is not None:
+        best_ids, best, own = outcome.best
+        wide = blank.new_zeros(size, best.shape[-1])
+        told = Logprobs(spread(blank, own), spread(wide.long(), best_ids), spread(wide, best))
+    draft = torch.where(asked, spread(ids, outcome.token), ids)
+    return Step(
+        answer.row, offset, number, answer.grow(offset, draft, left, committed, told), draft, committed,
+        committed & ~masked, left, spread(blank, outcome.confidence).masked_fill(~asked, float("nan")),
+        None if outcome.alpha is None else spread(blank, outcome.alpha), told,
+    )  # fmt: skip

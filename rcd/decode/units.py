@@ -1,0 +1,241 @@
+"""A step of all rows as one unit on the device: plan, embed, inject, backbone, head, sample, commit, carry, and the
+rows' own moving on; and the passes from which a carry starts.
+
+On a GPU the bookkeeping is compiled, and a unit is captured once for every size and replayed; on a CPU the same
+functions run one after another. What a step did is told to the host without waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rcd.carry.base import CarryState
+from rcd.decode.graphs import Replay, compiled
+from rcd.decode.model import Raw, SlotModel
+from rcd.decode.requests import Serving, Size
+from rcd.decode.rows import Features, Pass, Rows, Terms, Trace, move
+from rcd.decode.slots import Slots
+from rcd.decode.step import Open, Outcome, Rules, StepRecord, denoise
+from rcd.residual.distribution import Distribution, align_vocabulary
+from rcd.residual.start import Passes
+
+Record = Callable[[Pass, StepRecord], None]
+
+
+class Window(Protocol):
+    """Which slots a pass computes, and how rows move on: `rcd.decode.blocks.Blocks`, `rcd.decode.canvas.Canvas`."""
+
+    @property
+    def terms(self) -> Terms: ...
+    @property
+    def states(self) -> int:
+        """Blocks of a row that have a step and a carry of their own."""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether no pass reads what another one wrote, so that all layers may share a cache."""
+        ...
+
+    @property
+    def spare(self) -> int:
+        """Positions of the cache beside those that texts need."""
+        ...
+
+    def needs(self, prompt: int, new: int) -> int:
+        """Positions that a request takes."""
+        ...
+
+    def span(self, prompt: int, new: int) -> int:
+        """Positions behind the prompt that events tell of."""
+        ...
+
+    def begin(self, prompt: int, new: int) -> dict[str, int]:
+        """What a row is that enters."""
+        ...
+
+    def serving(self, prompt: int, new: int) -> dict[str, int]:
+        """What the host knows of it."""
+        ...
+
+    def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
+        """(begin, end, tokens of a block) of the passes over the prompt before the first step."""
+        ...
+
+    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
+        """Whether the host must know what the last step did before it can choose the next."""
+        ...
+
+    def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
+        """The rows that the next pass is for."""
+        ...
+
+    def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
+        """Its size where the host lags, rounded up so that few sizes are captured. It changes no token."""
+        ...
+
+    def exact_size(self, serving: Sequence[Serving]) -> Size:
+        """Its size where the host knows all."""
+        ...
+
+    def start_size(self, serving: Sequence[Serving]) -> Size:
+        """That of a pass from which fresh rows start: some of them, the first for certain."""
+        ...
+
+    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
+        """Those rows."""
+        ...
+
+    def due_after_start(self, one: Serving) -> int:
+        """What `due` is of a row that a pass of the target has started."""
+        ...
+
+    def slots(self, size: Size) -> int: ...
+    def several(self, size: Size) -> bool:
+        """Whether so many slots are of the same rows that their order matters."""
+        ...
+
+    @property
+    def prepared(self) -> Callable[..., Pass]: ...
+    @property
+    def starting(self) -> Callable[..., tuple[Tensor, Slots, Tensor, Tensor]]: ...
+    def stored_by_start(self, reference: bool) -> str | None: ...
+    def drawn_start(self, prompt: int, new: int) -> int: ...
+    def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]: ...
+    def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor: ...
+    def refreshed(self, rows: Rows, made: Pass) -> None: ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a step tells the host, perhaps still on its way."""
+
+    values: Tensor
+    """[R + 1, len(REPORT)]"""
+    trace: Trace | None
+    rows: tuple[int, ...]
+    """The rows that it had room for."""
+    arrived: Any = None
+
+    def wait(self) -> None:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
+
+class Units:
+    """Launches steps of the rows, in units by size."""
+
+    def __init__(
+        self, window: Window, target: SlotModel, reference: SlotModel | None, rules: Rules, rows: Rows, graphs: bool
+    ):
+        self.window, self.target, self.reference, self.rules, self.rows = window, target, reference, rules, rows
+        self.on_gpu = rows.active.is_cuda
+        self.prepared: Any = window.prepared
+        self.settled: Any = window.settled
+        self.replay = Replay(graphs)
+        self.sparse = not (self.on_gpu or rules.carry.everywhere)
+        """Whether only masks are predicted: a carry that enters everywhere may want more."""
+        if graphs:
+            self.compile()
+
+    def compile(self, backend: Any = "inductor") -> None:
+        """The bookkeeping around the pass as a few kernels."""
+        made, kind = partial(compiled, capacity=self.rows.capacity, backend=backend), type(self.window)
+        self.prepared, self.settled = (partial(made(each), self.window) for each in (kind.prepared, kind.settled))
+        self.rules = replace(self.rules, choose=made(self.rules.choose))
+        self.target.embed = made(self.target.embed)  # type: ignore[method-assign]
+
+    def step(self, size: Size, features: Features, record: Record | None = None) -> tuple[Tensor, Trace | None]:
+        """Algorithm 2 for all rows, once: (report, trace)."""
+        rows, window, carry = self.rows, self.window, self.rules.carry
+        made: Pass = self.prepared(rows, *size)
+        slots = made.slots.ordered() if self.on_gpu and window.several(size) else made.slots
+        state, read = rows.carry.rows(made.state), None
+        if carry.step_pass == "reference":
+            read = self._read(True, made.ids, slots, len(made.row))
+            state = carry.refresh(state, read, self.target.codebook)
+            window.refreshed(rows, made)
+        asked = made.asked(rows, window.terms, features)
+        if self.sparse and record is None:
+            asked = replace(asked, places=Open(asked.masked | asked.candidates, window.terms.config.batch_invariant))
+        outcome = denoise(
+            self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, asked,
+            features.logprobs, None if record is None else partial(record, made),
+        )  # fmt: skip
+        if read is not None:
+            outcome = replace(outcome, finite=outcome.finite & torch.isfinite(read.normaliser).all(-1))
+        report = self.settled(rows, made, outcome)
+        watched = features.watched or features.logprobs is not None
+        return report, Trace.of(rows, made, outcome, window.terms) if watched else None
+
+    def launch(self, size: Size, features: Features, rows: tuple[int, ...], record: Record | None = None) -> Report:
+        if record is not None:
+            return self._told(*self.step(size, features, record), rows)
+        return self._told(*self.replay(("step", size, features), lambda: self.step(size, features)), rows)
+
+    def start(self, size: Size, generators: list[torch.Generator]) -> None:
+        """One pass from which the carry of fresh rows starts."""
+        if generators:
+            self._started(size, generators)
+        else:
+            self.replay(("start", size), lambda: self._started(size, generators))
+
+    def _started(self, size: Size, generators: list[torch.Generator]) -> None:
+        rows, window, carry = self.rows, self.window, self.rules.carry
+        reference = carry.start_pass == "reference"
+        ids, slots, row, state = window.starting(rows, *size, reference)
+        read = self._read(reference, ids, slots, len(row))
+        shape = (*row.shape, *read.logits.shape[-2:])
+        new = carry.begin(read, Passes(shape, ids.device, generators), self.target.codebook)
+        for kept, value in zip(rows.carry.tensors(), new.tensors(), strict=True):
+            kept[state] = value.to(kept.dtype)
+        theirs = row == rows.number[:, None]
+        bad = (theirs & ~torch.isfinite(read.normaliser).all(-1)).any(1)
+        done = rows.fresh & theirs.any(1)
+        stored = window.stored_by_start(reference)
+        if stored is not None:
+            move(rows, done, **{stored: torch.zeros_like(rows.start)})
+        move(
+            rows, done, fresh=torch.zeros_like(rows.fresh), active=rows.active & ~bad,
+            broken=torch.where(bad, rows.denoised.clamp_min(1), rows.broken),
+        )  # fmt: skip
+
+    def draw(self, row: int, prompt: int, new: int, generator: torch.Generator) -> None:
+        """A row's start that needs no pass, but its generator."""
+        length, codebook = self.window.drawn_start(prompt, new), self.target.codebook
+        passes = Passes((1, length, self.target.settings.vocab_size), codebook.device, [generator])
+        state, value = self.window.drawn_states(self.rows, row, self.rules.carry.begin(None, passes, codebook))
+        for kept, new_value in zip(self.rows.carry.tensors(), value.tensors(), strict=True):
+            kept[state] = new_value.to(kept.dtype)
+        self.rows.fresh[row].fill_(False)
+
+    def _read(self, reference: bool, ids: Tensor, slots: Slots, predicted: int) -> Distribution:
+        """A plain pass of the target or the reference."""
+        model = self.reference if reference else self.target
+        assert model is not None, "a carry that asks for a reference says so in needs_reference"
+        logits = model.plain(ids, slots, predicted)
+        assert logits is not None
+        return self.rules.distribution(align_vocabulary(logits, self.target.settings.vocab_size))
+
+    def _told(self, report: Tensor, trace: Trace | None, rows: tuple[int, ...]) -> Report:
+        """Send the report to the host, without waiting for it."""
+        if not self.on_gpu:
+            return Report(report, trace, rows)
+        sent, kept = _pinned(report), trace
+        if trace is not None:
+            kept = Trace(*map(_pinned, trace.tensors()))
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return Report(sent, kept, rows, arrived)
+
+
+def _pinned(value: Tensor) -> Tensor:
+    copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+    copy.copy_(value, non_blocking=True)
+    return copy

@@ -1,1 +1,0 @@
-"""Fast decoding: slots, graphs, continuous batching. What it computes is what `rcd.decode` computes."""
