@@ -101,8 +101,8 @@ class RequestSettings:
     )  # fmt: skip
     stop: tuple[str, ...] = setting(default=(), help="Texts that end the answer, and are not part of it.")
     stop_ids: tuple[int, ...] = setting(
-        default=(),
-        help="Tokens that end the answer, beside the checkpoint's own end tokens.")
+        default=(), help="Tokens that end the answer, beside the checkpoint's own end tokens."
+    )
     logprobs: int | None = setting(
         default=None,
         help="Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
@@ -182,8 +182,7 @@ class DecodeConfig(RequestSettings):
         ge=1,
     )
     commit: str = setting(
-        default="threshold",
-        help="Which predictions become tokens (`rcd list commit`).", choices="commit"
+        default="threshold", help="Which predictions become tokens (`rcd list commit`).", choices="commit"
     )
     confidence: str | None = setting(
         default=None,

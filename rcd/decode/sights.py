@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rcd.carry.base import Carry
-from rcd.decode.blocks import another, decoded_share, least
 from rcd.decode.config import CACHED, DecodeConfig
+from rcd.decode.flight import another, decoded_share, least
 from rcd.decode.step import Places
 from rcd.decode.stopping import is_end, unsettled
 from rcd.diffusion.commit import quota

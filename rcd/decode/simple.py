@@ -18,9 +18,9 @@ from torch import Tensor
 from rcd.carry.base import CarryState, places
 from rcd.decode.answers import Answer
 from rcd.decode.answers import Text as Words
-from rcd.decode.blocks import prefill_piece
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
+from rcd.decode.flight import prefill_piece
 from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text
 from rcd.decode.step import Asked, Knobs, Outcome, Rules, denoise
 from rcd.decode.stopping import check_prompts, settle
