@@ -19,7 +19,7 @@ from rcd.carry.base import Carry, CarryState
 from rcd.decode.config import MOST_STOP_IDS, DecodeConfig
 from rcd.decode.slots import Slots
 from rcd.decode.step import Asked, Knobs, Outcome
-from rcd.decode.stopping import settle, unsettled
+from rcd.decode.stopping import revisable, settle, unsettled
 from rcd.diffusion.noise import uniform_of
 from rcd.models.lm import ModelSettings
 
@@ -253,10 +253,10 @@ def picked(values: Tensor, row: Tensor, block: Tensor, block_length: int) -> Ten
 
 
 def candidates_of(rows: Rows, seen: Region, terms: Terms) -> Tensor:
-    """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, the answer's tokens."""
+    """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, tokens of the answer."""
     if not terms.revises:
         return seen.needed
-    return seen.needed | (seen.output & ~seen.masked)
+    return seen.needed | revisable(seen.ids, seen.masked, seen.output, rows.ends)
 
 
 def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
@@ -313,6 +313,8 @@ class Trace:
     """[R + 1]"""
     start: Tensor
     """[R + 1] the first position."""
+    settled: Tensor
+    """[R + 1] where the first block begins that is unfinished after it."""
     draft: Tensor
     committed: Tensor
     revised: Tensor
@@ -327,16 +329,20 @@ class Trace:
     @classmethod
     def of(cls, rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> Trace:
         seen, nothing = made.seen, torch.zeros_like(made.seen.masked)
-        asked, committed = made.spread(nothing, made.masked), made.spread(nothing, outcome.committed)
+        asked, token = made.spread(nothing, made.masked), made.spread(seen.ids, outcome.token)
+        committed = made.spread(nothing, outcome.committed) & (token != seen.ids)
         after = rows.text[seen.row, seen.position]
-        draft = torch.where(asked, made.spread(seen.ids, outcome.token), after)
+        draft = torch.where(asked, token, after)
         blank = torch.zeros_like(seen.ids, dtype=outcome.confidence.dtype)
         confidence = made.spread(blank, outcome.confidence).masked_fill(~asked, float("nan"))
         alpha = outcome.alpha
         kept = made.state < rows.nobody * (len(rows.step) // len(rows.active))  # elsewhere nothing is carried
         shown = blank if alpha is None else made.spread(blank, alpha * kept[:, None])
         left = (after == terms.model.mask_token_id) & seen.output
-        trace = cls(made.took, seen.position[:, 0], draft, committed, committed & ~seen.masked, left, confidence, shown)
+        trace = cls(
+            made.took, seen.position[:, 0], rows.start.clone(), draft, committed, committed & ~seen.masked, left,
+            confidence, shown,
+        )  # fmt: skip
         if outcome.best is None:
             return trace
         best_ids, best, logprob = outcome.best
