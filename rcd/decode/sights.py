@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rcd.carry.base import Carry
 from rcd.decode.blocks import another, decoded_share, least
 from rcd.decode.config import CACHED, DecodeConfig
+from rcd.decode.step import Places
 from rcd.decode.stopping import is_end, revisable, unsettled
 from rcd.diffusion.commit import quota
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
@@ -187,8 +188,9 @@ class Reader:
         return self.model.codebook
 
     def __call__(
-        self, ids: Tensor, view: Sight, carry: Carry | None = None, state: Any = None, inject: Tensor | None = None
-    ) -> Prediction:
+        self, ids: Tensor, view: Sight, carry: Carry | None = None, state: Any = None, inject: Tensor | None = None,
+        places: Places | None = None,
+    ) -> Prediction:  # fmt: skip
         settings = self.model.settings
         own = torch.where(ids == self.mask, settings.mask_token_id, ids).clamp_max(settings.vocab_size - 1)
         embeds, at = self.model.embed(own[view.read]), torch.searchsorted(view.read, view.predicted)

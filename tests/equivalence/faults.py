@@ -24,6 +24,7 @@ from rcd.decode.slots import Slots
 from rcd.decode.step import Rules
 from rcd.decode.stock import Place
 from rcd.diffusion.noise import uniform_of
+from rcd.residual.distribution import Distribution
 from tests.equivalence import fuzz
 
 Patch = pytest.MonkeyPatch
@@ -150,16 +151,15 @@ def position_off_by_one(patch: Patch) -> None:
 
 
 def ignored_t_res(patch: Patch) -> None:
-    """The logits' summary reads the entropy at temperature 1."""
+    """The entropy is read at temperature 1."""
 
     def summarising(real: Any, self: Rules, *given: Any) -> Rules:
         made: Rules = real(self, *given)
-        assert made.summarise is not None
-        found = made.summarise
 
-        def at_one(logits: torch.Tensor) -> Any:
-            read: Any = replace(found, t_res=1.0)(logits)
-            read.how = found
+        def at_one(*logits: Any) -> Any:
+            read: Any = (made.summarise or Distribution)(*logits)
+            entropy = read.entropy_at(1.0)
+            read.entropy_at = lambda temperature: entropy
             return read
 
         reading: Any = at_one
@@ -171,11 +171,10 @@ def ignored_t_res(patch: Patch) -> None:
 def lost_piece(patch: Patch) -> None:
     """Pieces of a prompt behind the first are not read."""
 
-    def call(real: Any, self: SlotModel, ids: Any, slots: Slots, *given: Any, **named: Any) -> Any:
-        plain = not given and not named
-        return None if plain and int(slots.start[0]) > 0 else real(self, ids, slots, *given, **named)
+    def plain(real: Any, self: SlotModel, ids: Any, slots: Slots, predicted: int = 0) -> Any:
+        return None if not predicted and int(slots.start[0]) > 0 else real(self, ids, slots, predicted)
 
-    wrapped(patch, SlotModel, "__call__", call)
+    wrapped(patch, SlotModel, "plain", plain)
 
 
 def quota_off(patch: Patch) -> None:
