@@ -23,7 +23,7 @@ def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Se
     if seeds is not None and (len(seeds) != rows or generator is not None):
         raise RCDError(f"{rows} prompts need {rows} seeds and no generator beside them, not {len(seeds)} seeds.")
     if seeds is None:
-        seeds = [seed + row for row in range(rows)]
+        seeds = [(seed + row) % 2**64 for row in range(rows)]
     if generator is not None:
         seeds = torch.randint(2**62, (rows,), generator=generator, device=generator.device).tolist()
     return list(seeds)

@@ -92,7 +92,7 @@ class RequestSettings:
         default=0,
         help="What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it.",
         ge=0,
-        le=2**63 - 1,
+        le=2**64 - 1,
     )
     residual_scale: float = setting(
         default=1.0,

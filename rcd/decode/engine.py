@@ -64,8 +64,8 @@ class Engine:
         self.model, self.config = model, config
         whole("rows", rows, least=1)
         whole("capacity", capacity, least=1)
-        rule = registry.get("commit", config.commit)
-        terms = Terms(self.config, carry, settings, model.device, getattr(rule, "revises", False))
+        rules = Rules.of(config, settings)
+        terms = Terms(self.config, carry, settings, model.device, rules.revises)
         self.window: Window = registry.get("window", config.window)(terms, capacity)
         self.capacity, self.rows_most, self.version = capacity, rows, model.weights_version
         apart = config.batch_invariant
@@ -84,7 +84,7 @@ class Engine:
             self.rows = Rows.empty(rows, self.window.states, room, terms, cold, wide)
         on_gpu = model.device.type == "cuda"
         replayable = on_gpu and all(each is None or each.replayable for each in (self.target, self.reference))
-        rules = Rules.of(config, settings).summarising(model, config, self.target.parts)
+        rules = rules.summarising(model, config, self.target.parts)
         graphs = replayable and graphs is not False
         self.units = Units(self.window, self.target, self.reference, rules, self.rows, graphs)
         self.lag = 1 if on_gpu and not terms.starts else 0

@@ -19,7 +19,7 @@ from rcd.carry.base import CarryState
 from rcd.decode.config import MOST_STOP_IDS
 from rcd.decode.slots import Slots
 from rcd.decode.step import Asked, Knobs, Outcome
-from rcd.decode.stopping import settle, unsettled
+from rcd.decode.stopping import revisable, settle, unsettled
 from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
 
@@ -201,10 +201,10 @@ def picked(values: Tensor, row: Tensor, block: Tensor, block_length: int) -> Ten
 
 
 def candidates_of(rows: Rows, seen: Region, terms: Terms) -> Tensor:
-    """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, the answer's tokens."""
+    """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, tokens of the answer."""
     if not terms.revises:
         return seen.needed
-    return seen.needed | (seen.output & ~seen.masked)
+    return seen.needed | revisable(seen.ids, seen.masked, seen.output, rows.ends)
 
 
 def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:

@@ -50,6 +50,11 @@ def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ends_BE: Ten
     return masked_BP & output_BP & ((is_end(ids_BP, ends_BE) & output_BP).cumsum(-1) == 0)
 
 
+def revisable(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ends_BE: Tensor) -> Tensor:
+    """The tokens of an answer that a rule which revises may replace; an end token stays one."""
+    return output_BP & ~masked_BP & ~is_end(ids_BP, ends_BE)
+
+
 def cut(new_ids: list[int], eos: Sequence[int], stops: Sequence[int], limit: int) -> tuple[list[int], str]:
     """(the tokens up to and including the first end or stop token, within the limit; the stop reason)."""
     for k, token in enumerate(new_ids[:limit]):

@@ -20,6 +20,8 @@ class Trace:
     """[R + 1]"""
     start: Tensor
     """[R + 1] the first position."""
+    settled: Tensor
+    """[R + 1] where the first block begins that is unfinished after it."""
     draft: Tensor
     committed: Tensor
     revised: Tensor
@@ -34,16 +36,20 @@ class Trace:
     @classmethod
     def of(cls, rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> Trace:
         seen, nothing = made.seen, torch.zeros_like(made.seen.masked)
-        asked, committed = made.spread(nothing, made.masked), made.spread(nothing, outcome.committed)
+        asked, token = made.spread(nothing, made.masked), made.spread(seen.ids, outcome.token)
+        committed = made.spread(nothing, outcome.committed) & (token != seen.ids)
         after = rows.text[seen.row, seen.position]
-        draft = torch.where(asked, made.spread(seen.ids, outcome.token), after)
+        draft = torch.where(asked, token, after)
         blank = torch.zeros_like(seen.ids, dtype=outcome.confidence.dtype)
         confidence = made.spread(blank, outcome.confidence).masked_fill(~asked, float("nan"))
         alpha = outcome.alpha
         kept = made.state < rows.nobody * (len(rows.step) // len(rows.active))  # elsewhere nothing is carried
         shown = blank if alpha is None else made.spread(blank, alpha * kept[:, None])
         left = (after == terms.model.mask_token_id) & seen.output
-        trace = cls(made.took, seen.position[:, 0], draft, committed, committed & ~seen.masked, left, confidence, shown)
+        trace = cls(
+            made.took, seen.position[:, 0], rows.start.clone(), draft, committed, committed & ~seen.masked, left,
+            confidence, shown,
+        )  # fmt: skip
         if outcome.best is None:
             return trace
         best_ids, best, logprob = outcome.best
