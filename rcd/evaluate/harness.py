@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,9 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from rcd.carry.base import Carry, describe, make
+from rcd.carry.base import Carry, describe
+from rcd.carry.parse import parse_carry
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, unknown_name, whole
 from rcd.evaluate.requests import GENERATE, SETTINGS, Answerer
@@ -33,23 +31,6 @@ NO_LIKELIHOOD = (
     "a diffusion model gives a bound on a text's likelihood, not the likelihood, so tasks that compare likelihoods are "
     "not run; choose tasks that generate (gsm8k, minerva_math, hendrycks_math500, ...)."
 )
-
-
-def carry_of(spec: str | dict[str, Any] | Carry | None, trained: dict[str, Any] | None) -> Carry | None:
-    """None or `trained`: what rcd.json says. Else NAME or NAME:setting=value:... (commas will do where lm-eval does not
-    split at them), a dict with a `name`, or a carry; over the trained carry only what is named changes."""
-    if spec is None or not isinstance(spec, (str, dict)):
-        return spec
-    if isinstance(spec, str):
-        name, *parts = re.split("[,:]", spec)
-        pairs = [part.partition("=") for part in parts]
-        if not all(key and equals for key, equals, _ in pairs):
-            raise RCDError(f"the carry {spec!r} should be NAME or NAME:setting=value:...")
-        spec = {"name": name, **{key.strip(): yaml.safe_load(value) for key, _, value in pairs}}
-    own, settings = dict(trained or {"name": "none"}), dict(spec)
-    base, name = own.pop("name"), settings.pop("name", "trained")
-    name = base if name == "trained" else name
-    return make(name, {**(own if name == base else {}), **settings})
 
 
 def library() -> Any:
@@ -103,7 +84,7 @@ def model_class() -> Any:
                 load(pretrained, revision=revision, **where) if isinstance(pretrained, (str, Path)) else pretrained
             )
             second = load(reference, **where) if isinstance(reference, (str, Path)) else reference
-            config = replace(config, carry=carry_of(carry, pipeline.checkpoint.rcd.carry))
+            config = replace(config, carry=parse_carry(carry, pipeline.checkpoint.rcd.carry))
             self.answerer = Answerer(
                 pipeline, config, reference=second, batch=whole("batch_size", batch, least=1), requests=requests,
                 main=self._rank == 0,

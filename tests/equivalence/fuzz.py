@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rcd import registry
 from rcd.api import Pipeline
 from rcd.carry.base import Carry
 from rcd.carry.iter_smooth import IterSmooth

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from rcd.engine.engine import Engine, Request
 
 import rcd
 from rcd import kernels
@@ -18,7 +19,6 @@ from rcd.carry.loopholing import Loopholing
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Failed, Finished, Step
-from rcd.engine.engine import Engine, Request
 from rcd.models.toy import toy
 from rcd.residual.summary import Summariser, Tail
 from tests.conftest import exact

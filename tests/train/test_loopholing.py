@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from rcd.decode.lanes import Run
 from safetensors.torch import load_file
 
 import rcd
 from rcd.carry.loopholing import HiddenState, Loopholing
 from rcd.decode.config import DecodeConfig
-from rcd.decode.lanes import Run
 from rcd.errors import RCDError
 from rcd.models.learnt import CARRY_FILE
 from rcd.models.lm import DiffusionLM, View

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from rcd.decode.lanes import Run
 
 from rcd.carry.residual import Residual, ResidualState
 from rcd.data.examples import Example
 from rcd.decode.config import DecodeConfig
-from rcd.decode.lanes import Run
 from rcd.diffusion.noise import draw, generator_of, uniform
 from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM, View
