@@ -14,10 +14,8 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-import pydantic
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
-from pydantic_core import PydanticUndefined
 
 from rcd import registry
 from rcd.errors import RCDError, no_setting, unknown_name
@@ -81,7 +79,7 @@ class Entry:
 
     def wrong(self, value: Any) -> RCDError:
         """Why this value is refused."""
-        if self.choices is not None and not self.must:
+        if self.choices is not None and (self.type is str or isinstance(value, str) or not self.must):
             return unknown_name(self.kind, value, map(str, self.choices))
         return RCDError(f"{self.name} must be {self.bounds}, not {value!r}{'; ' + self.why if self.why else ''}.")
 
@@ -123,32 +121,33 @@ def setting(
     `choices` are the values allowed, or a kind of the registry, looked up when a value is checked. `why` ends the
     sentence that refuses a value, `must` replaces what it says the value must be. `flag` is the command line's name.
     """
-    if default is dataclasses.MISSING:
-        default = PydanticUndefined
-    more: Any = _More(choices, why, must, flag)
-    given: dict[str, Any] = {"default_factory": default_factory} if default_factory else {"default": default}
-    return Field(
-        **given,
+    about = Field(
         description=" ".join(help.split()) or None,
         ge=ge,
         gt=gt,
         le=le,
         allow_inf_nan=True if allow_inf_nan else None,
-        json_schema_extra=more,
+        json_schema_extra=_More(choices, why, must, flag),
     )
+    return _Setting(default, default_factory, about)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Setting:
+    """A field as it stands in the class before `settings` has read it."""
+
+    default: Any
+    factory: Callable[[], Any] | None
+    about: Any
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(setting,))
 def settings(cls: type[T]) -> type[T]:
     """A frozen dataclass whose values are checked when it is made. Nothing is converted: a value is kept as given."""
     hints = get_type_hints(cls, include_extras=True)
-    own = inspect.get_annotations(cls)
-    cls.__annotations__ = {name: _checked(name, hints[name], cls.__dict__.get(name)) for name in own}
+    cls.__annotations__ = {name: _checked(cls, name, hints[name]) for name in inspect.get_annotations(cls)}
     config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     made: Any = pydantic_dataclass(frozen=True, config=config)(cls)
-    for field in dataclasses.fields(made):  # a default is the value itself for whoever reads the dataclass
-        if isinstance(field.default, pydantic.fields.FieldInfo):
-            _unwrap(made, field)
     init = made.__init__
 
     @functools.wraps(init)
@@ -163,27 +162,27 @@ def settings(cls: type[T]) -> type[T]:
     return checked
 
 
-def _unwrap(made: Any, field: Any) -> None:
-    info = field.default
-    if info.default_factory is not None:
-        field.default, field.default_factory = dataclasses.MISSING, info.default_factory
-        return
-    field.default = dataclasses.MISSING if info.default is PydanticUndefined else info.default
-    if field.default is not dataclasses.MISSING:
-        setattr(made, field.name, field.default)
-
-
-def _checked(name: str, hint: Any, info: Any) -> Any:
-    """The annotation with the checks that pydantic's own do not make."""
+def _checked(cls: Any, name: str, hint: Any) -> Any:
+    """The annotation with its bounds and with the checks that pydantic's own do not make: what a subclass inherits. The
+    plain default takes its place in the class."""
     if get_origin(hint) is ClassVar or hint is ClassVar:
         return hint
     checks: list[Any] = []
+    found = cls.__dict__.get(name)
+    if isinstance(found, _Setting):
+        checks.append(found.about)
+        if found.factory is not None:
+            setattr(cls, name, dataclasses.field(default_factory=found.factory))
+        elif found.default is dataclasses.MISSING:
+            delattr(cls, name)
+        else:
+            setattr(cls, name, found.default)
     if float in _members(hint):
         checks.append(WrapValidator(_as_given))
-    more = getattr(info, "json_schema_extra", None)
-    if isinstance(more, _More) and more.choices is not None:
+    more = found.about.json_schema_extra if isinstance(found, _Setting) else None
+    if more is not None and more.choices is not None:
         checks.append(AfterValidator(functools.partial(_one_of, name, more)))
-    return Annotated[hint, *checks] if checks else hint
+    return Annotated[(hint, *checks)] if checks else hint
 
 
 def _as_given(value: Any, handler: Callable[[Any], Any]) -> Any:

@@ -17,9 +17,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run without a GPU, slowly; it reads this when imported
 
 from rcd.api import Pipeline
+from rcd.evaluate import verifier
 from rcd.models.toy import toy
+from tests.processes import FAILSAFE
 
 torch.set_num_threads(1)
+verifier.SECONDS = FAILSAFE  # no right formula is wrong because the machine is busy
 
 FAMILIES = ("sdar", "llada", "dream")
 

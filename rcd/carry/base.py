@@ -28,6 +28,8 @@ class CarryState:
     alpha: Tensor | None = None
     """[B, L]: what a step event shows as the weight of the residual, if the carry has one. A state that has one says
     `alpha: Tensor = field()`."""
+    delta: Tensor | None = None
+    """[B, L, D]: the embedding that alpha weighs, likewise."""
 
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in dataclasses.fields(self)]  # type: ignore[arg-type]
@@ -78,9 +80,6 @@ class CarryState:
 
     def _pairs(self, other: Self) -> list[tuple[Tensor, Tensor]]:
         return list(zip(self.tensors(), other.tensors(), strict=True))
-
-
-TensorState = CarryState
 
 
 class Carry(ABC):

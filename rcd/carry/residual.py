@@ -22,7 +22,7 @@ class ResidualState(CarryState):
     """(alpha, delta) per position: B x L x D between steps, not the distribution's B x L x V."""
 
     alpha: Tensor = field()
-    delta: Tensor
+    delta: Tensor = field()
 
     @classmethod
     def zero(cls, shape_BL: tuple[int, int], codebook_VD: Tensor) -> Self:

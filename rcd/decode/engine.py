@@ -244,7 +244,7 @@ class Engine:
             ids, at = _sent(one.prompt[start:end], self.model.device)[None], _sent([start], self.model.device).int()
             for model in (self.target, self.reference):
                 if model is not None:
-                    model(ids, Slots(_sent([row], self.model.device).int(), at, seen))
+                    model.plain(ids, Slots(_sent([row], self.model.device).int(), at, seen))
                     self.stats.prefills += 1
             one.prefills, tokens = one.prefills + 1, tokens + end - start
             one.piece = next(one.pieces, None)

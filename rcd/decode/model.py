@@ -13,7 +13,8 @@ from rcd.carry.base import Carry
 from rcd.decode.fused import FusedBackbone, misfit
 from rcd.decode.slots import Cache, Slots, check_room, made_cache
 from rcd.decode.stock import StockBackbone
-from rcd.kernels import parts_for
+from rcd.decode.step import Places
+from rcd.kernels import parts_for, plain
 from rcd.models.lm import DiffusionLM, Prediction
 
 At = tuple[Tensor, Tensor]
@@ -63,23 +64,31 @@ class SlotModel:
         return self.model.codebook
 
     def __call__(
-        self, ids_NQ: Tensor, slots: Slots, carry: Carry | None = None, state: Any = None,
-        inject: Tensor | None = None, predicted: int = 0, raw: bool = False,
-    ) -> Prediction:  # fmt: skip
-        """Without a carry a plain pass, of which so many slots (or all places) are `predicted`. `raw`: also tell the
-        hidden states before the final norm."""
-        if inject is None:
-            embeds = self.model.embed(self._own(ids_NQ))
-        else:
-            predicted = inject.shape[0]
-            embeds = self.embed(ids_NQ, carry, state, inject, slots.places)
+        self, ids_NQ: Tensor, slots: Slots, carry: Carry, state: Any, inject: Tensor, places: Places, raw: bool = False
+    ) -> Prediction:
+        """A step's pass. `raw`: also tell the hidden states before the final norm."""
+        embeds = self.embed(ids_NQ, carry, state, inject, slots.places)
         with before_norm(self.model) if raw else nullcontext() as found:
             hidden = self.backbone(embeds, slots, self.cache)
-        source: Any = slots.sources or slots.places
-        chosen = slice(predicted) if source is None or not predicted else source
-        hidden, head = hidden[chosen], self.model.head
-        logits = self.parts.linear(hidden, head.weight, head.bias) if predicted else hidden
-        return Prediction(logits, hidden, torch.cat(found)[chosen] if found else None)
+        chosen: Any = slots.sources or slots.places or slice(inject.shape[0])
+        hidden = places.take(hidden[chosen])
+        return Prediction(
+            self.head(hidden, places.counts), hidden, places.take(torch.cat(found)[chosen]) if found else None
+        )
+
+    def plain(self, ids_NQ: Tensor, slots: Slots, predicted: int = 0) -> Tensor | None:
+        """A pass with nothing injected: logits of so many slots (or all places), None for 0, where it only stores."""
+        hidden = self.backbone(self.model.embed(self._own(ids_NQ)), slots, self.cache)
+        chosen: Any = slots.sources or slots.places or slice(predicted)
+        return self.head(hidden[chosen], None) if predicted else None
+
+    def head(self, hidden: Tensor, counts: list[int] | None) -> Tensor:
+        """Logits; where `counts` says how many each row has, one row after another."""
+        head = self.model.head
+        if counts is None:
+            return self.parts.linear(hidden, head.weight, head.bias)  # type: ignore[no-any-return]
+        each = [plain.linear(part, head.weight, head.bias) for part in hidden.split(counts) if len(part)]
+        return torch.cat(each) if each else plain.linear(hidden, head.weight, head.bias)
 
     def embed(self, ids_NQ: Tensor, carry: Carry | None, state: Any, inject: Tensor, at: At | None) -> Tensor:
         """The input embeddings [N, Q, D], the carry's part among them (Eq. 2)."""
@@ -97,3 +106,13 @@ class SlotModel:
             return ids
         ids = torch.where(ids == self.mask, self.settings.mask_token_id, ids)
         return ids.clamp_max(self.settings.vocab_size - 1)
+
+
+class Raw:
+    """A model whose passes also tell the hidden states before the final norm."""
+
+    def __init__(self, model: SlotModel):
+        self.model, self.codebook = model, model.codebook
+
+    def __call__(self, *given: Any) -> Prediction:
+        return self.model(*given, raw=True)

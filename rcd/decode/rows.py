@@ -91,7 +91,7 @@ class Rows:
         return cls(**{**made, "serial": made["serial"] - 1, "carry": carry})
 
     def enter(self, row: int, ids: Tensor, ends: list[int], mask: int, **values: float) -> None:
-        """Write a request into a row, which is active from here on; what is not named is 0."""
+        """Write a request into a row, which is active when its prompt is read; what is not named is 0."""
         self.text[row].fill_(mask)
         self.text[row, : len(ids)] = ids
         self.ends[row].fill_(-1)
@@ -103,7 +103,6 @@ class Rows:
         own = slice(row * states, (row + 1) * states)
         for state in (self.step, *self.carry.tensors()):
             state[own].zero_()
-        self.active[row].fill_(True)
 
     def leave(self, row: int) -> None:
         """The row is free; what is in flight for it does nothing."""

@@ -1,248 +1,144 @@
-"""Algorithm 2 to read: one text, no batch, no cache. Every window is an attention mask and a list of positions.
+"""Algorithm 2 to read: one text, no batch, no cache. The tests' oracle for the engine: `DecodeConfig(oracle=True)`.
 
-    text        prompt | t0 t1 t2 ...            what is decoded begins at `origin` and comes in blocks of b
-    a pass      reads some of it and predicts some of that; `rcd.decode.step.denoise` does the rest
+    text     prompt | [M] [M] [M] ...     what is decoded begins at `origin` and comes in blocks of b
+    turn     which positions a step reads and predicts, and what they see: a window (`rcd.decode.sights`)
+    step     inject -> predict -> sample -> commit -> update (`rcd.decode.step.denoise`)
 
-A window that reuses what an earlier pass computed (`prefix`, `dual`) is a mask, too: the pass then reads that earlier
-state of the text beside the part that it computes anew, and the part sees itself and the rest as it was.
-This is the tests' oracle for the engine: `DecodeConfig(oracle=True)`. Shapes: n blocks that are predicted, b positions.
+Shapes: T positions, A of them decoded, n blocks of b that a step predicts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rcd.carry.base import Carry, places
-from rcd.decode.answers import Answer, Text
-from rcd.decode.blocks import another, decoded_share, least, prefill_piece
-from rcd.decode.config import CACHED, DecodeConfig
+from rcd.carry.base import CarryState, places
+from rcd.decode.answers import Answer
+from rcd.decode.answers import Text as Words
+from rcd.decode.blocks import prefill_piece
+from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
-from rcd.decode.step import Asked, Knobs, Rules, denoise
-from rcd.decode.stopping import check_prompts, is_end, settle, unsettled
-from rcd.diffusion.commit import quota
+from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text
+from rcd.decode.step import Asked, Knobs, Outcome, Rules, denoise
+from rcd.decode.stopping import check_prompts, settle
 from rcd.diffusion.noise import signed, uniform_of
-from rcd.models.lm import DiffusionLM, Prediction, View
-from rcd.residual.distribution import align_vocabulary
+from rcd.models.lm import DiffusionLM
+from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
-
-
-@dataclass(frozen=True)
-class Sight:
-    """What a pass does."""
-
-    read: Tensor
-    """The positions that it computes, rising."""
-    predicted: Tensor
-    """[n, b] those of them that it predicts."""
-    whole: bool = True
-    """Of a canvas: all of it, or a part of it and the rest as it was."""
-
-
-@dataclass
-class Reader:
-    """A model that reads the text; of a canvas it remembers what it last read whole."""
-
-    model: DiffusionLM
-    block_of: Tensor | None
-    """[T] the block of every position, for block-causal attention; None: everything sees everything."""
-    mask: int
-    before: Tensor | None = None
-
-    @property
-    def codebook(self) -> Tensor:
-        return self.model.codebook
-
-    def __call__(
-        self, ids: Tensor, view: Sight, carry: Carry | None = None, state: Any = None,
-        inject: Tensor | None = None,
-    ) -> Prediction:  # fmt: skip
-        read, settings = view.read, self.model.settings
-        own = torch.where(ids == self.mask, settings.mask_token_id, ids).clamp_max(settings.vocab_size - 1)
-        embeds, at = self.model.embed(own[read]), torch.searchsorted(read, view.predicted)
-        if carry is not None and inject is not None:
-            embeds[at] = carry.inject(embeds[at], inject, state, self.model.carry_parameters)  # Eq. 2
-        hidden = self._encode(embeds, read, view.whole)
-        hidden = hidden[(at - settings.shift).clamp_min(0)]
-        return Prediction(nn.functional.linear(hidden, self.model.head.weight, self.model.head.bias), hidden)
-
-    def _encode(self, embeds: Tensor, read: Tensor, whole: bool) -> Tensor:
-        if self.block_of is not None:
-            block = self.block_of[read]
-            return self.model.encode(embeds[None], View(read[None], (block[:, None] >= block)[None, None]))[0]
-        if whole:
-            self.before = embeds
-            return self.model.encode(embeds[None], View(read[None]))[0]
-        assert self.before is not None
-        old, looking = len(self.before), self.model.settings.shift
-        kept = torch.arange(old)[:, None] != read[looking:]  # [old, new]: what the part does not compute anew
-        sees = torch.zeros(old + len(read), old + len(read), dtype=torch.bool)
-        sees[:, :old] = True
-        sees[old:, :old] = kept.all(-1)
-        sees[old:, old + looking :] = True  # the token to the left, of Dream's shift, only looks
-        position = torch.cat((torch.arange(old), read))[None]
-        return self.model.encode(torch.cat((self.before, embeds))[None], View(position, sees[None, None]))[0, old:]
 
 
 def decode(
     model: DiffusionLM, prompt: Sequence[int], config: DecodeConfig, *, reference: DiffusionLM | None = None,
-    row: int = 0, text: Text | None = None,
+    row: int = 0, text: Words | None = None,
 ) -> Iterator[Event]:  # fmt: skip
-    """Decode one prompt with a resolved configuration."""
+    """Decode one prompt with a resolved configuration; `text` makes ids a text, for stop strings."""
     settings, carry, rules = model.settings, config.travelling, Rules.of(config, model.settings)
-    b, new, length, mask = config.block, config.new_tokens, len(prompt), model.settings.mask_token_id
-    check_prompts([prompt], settings, new, *config.rounding(settings))
-    config = replace(config, blocks_in_flight=1) if config.window == "blockwise" else config
-    flying, causal = config.window in ("blockwise", "d2f"), settings.attention == "block_causal"
-    origin = length // b * b if causal else length
-    end = origin + -(-(length + new - origin) // b) * b if flying else length + new
-    area, ids = torch.arange(origin, end), torch.tensor([*prompt, *[mask] * (end - length)])
-    number, output = (area - origin) // b, ((area >= length) & (area < length + new))[None]
-    blocks = int(number[-1]) + 1
-    ends = torch.tensor([[*settings.eos_token_ids, *config.stop_ids]], dtype=torch.long)
-    place = torch.arange(end) // b if causal else (torch.arange(end) - origin + b).clamp_min(0) // b
-    reader = Reader(model, place if flying else None, mask)
-    other = None if reference is None else Reader(reference, place if flying else None, mask)
-    state, knobs, generator = (
-        carry.cold((1, len(area)), model.codebook),
+    check_prompts([prompt], settings, config.new_tokens, *config.rounding(settings))
+    now, flying = Text.of(prompt, config, settings), config.window in ("blockwise", "d2f")
+    causal, length = settings.attention == "block_causal", len(prompt)
+    turns = BlockTurns(config, now, causal) if flying else CanvasTurns(config, now)
+    target = Reader(model, turns.block_of, settings.mask_token_id)
+    other = None if reference is None else Reader(reference, turns.block_of, settings.mask_token_id)
+    generator, answer = torch.Generator().manual_seed(config.seed), Answer(row, config, settings.eos_token_ids, text)
+    pieces = -(-now.origin // prefill_piece(config.block if causal else max(1, now.origin))) if flying else 0
+    state, knobs, counts = (
+        carry.cold((1, now.output.shape[1]), model.codebook),
         Knobs.of(config, model.device),
-        torch.Generator(),
+        Counts(),
     )
-    generator.manual_seed(config.seed)
-    answer, denoised, starts, refers, stored = Answer(row, config, settings.eos_token_ids, text), 0, 0, 0, 0
-    step, total = torch.zeros(1, blocks, dtype=torch.long), torch.zeros(1, blocks)
-    added, current, since = 0, -1, 0  # blocks in flight or done; of a canvas its block, and the steps there
-    pieces = -(-origin // prefill_piece(b if causal else max(1, origin))) if flying else 0
+    counts = replace(counts, prefill=pieces, reference=pieces * (other is not None and carry.needs_reference))
 
-    def in_blocks(value: Tensor) -> Tensor:
-        return nn.functional.pad(value, (0, blocks * b - value.shape[1])).unflatten(1, (blocks, b))
+    def read(whose: str, sight: Sight) -> Distribution | None:
+        """What a carry may ask for: a plain pass of the model itself or of the reference."""
+        nonlocal counts
+        if whose == "none":
+            return None
+        reader = target if whose == "own" else other
+        assert reader is not None, "a carry that asks for a reference says so in needs_reference"
+        name = "start" if whose == "own" else "reference"
+        counts = replace(counts, **{name: getattr(counts, name) + 1})
+        return rules.distribution(align_vocabulary(reader(now.ids, sight).logits, settings.vocab_size))
 
-    def counts() -> Counts:
-        counted = stored if config.window == "blockwise" else 0
-        asked = (pieces + refers + counted) if other is not None else 0
-        return Counts(denoised, pieces, starts, counted, asked)
-
-    while True:
-        masked = ids[None, origin:] == mask
-        needed = unsettled(ids[None, origin:], masked, output, ends, config.eos_early_stop)
-        left, fresh = in_blocks(needed).sum(-1), None
-        total = torch.maximum(total, left)
-        open_ = [k for k in range(blocks) if left[0, k]]
-        if flying:  # which blocks are in flight
-            share, ended = decoded_share(total, left), bool((is_end(ids[None, origin:], ends) & output).any())
-            more = added < int(in_blocks(output).any(-1).sum()) and not ended
-            first = next((k for k in open_ if k < added), added)
-            if first == added and not more:
-                break
-            last = share[:, added - 1] if added else torch.ones(1)
-            if bool(another(last, torch.tensor([added - first]), torch.tensor([more]), config)):
-                fresh, added = range(added, added + 1), added + 1
-                stored += added > 1
-            chosen = [k for k in open_ if k < added]
-            on = torch.zeros(1, blocks, dtype=torch.bool)
-            on[0, chosen] = True
-            steps = torch.tensor([config.num_inference_steps or 0])
-            wanted = least(share, on, step, steps, config)[0, chosen]
-            predicted = torch.stack([area[number == k] for k in chosen])
-            read, whole = torch.arange(origin + added * b), True
-        else:  # which block of the canvas is current, and what a pass computes
-            if not open_:
-                break
-            entered, current = open_[0] != current, open_[0]
-            since = 0 if entered else since
-            whole = (
-                config.window not in CACHED
-                or entered
-                or bool(config.refresh_every and since % config.refresh_every == 0)
-            )
-            if entered and (config.carry_scope == "block" or not denoised):
-                fresh = range(current, current + 1) if config.carry_scope == "block" else range(blocks)
-            begin = origin + current * b
-            part = slice(begin, None if config.window == "prefix" else min(begin + b, end))
-            predicted = area[None] if whole else torch.arange(end)[part][None]
-            read = torch.arange(end) if whole else torch.arange(begin - settings.shift, int(predicted[0, -1]) + 1)
-            wanted = quota(total[:, current].long(), config.num_inference_steps or b, torch.tensor([since]))
-        where = predicted - origin
-        if fresh is not None:  # Algorithm 2, lines 2-5
-            yet = area[(number >= fresh[0]) & (number <= fresh[-1])] if flying else area
-            seen, view = None, Sight(read, yet[None])
-            if carry.start_pass == "own":
-                starts, seen = starts + 1, rules.distribution(reader(ids, view).logits)
-            elif carry.start_pass == "reference" and other is not None:
-                refers, logits = refers + 1, other(ids, view).logits
-                seen = rules.distribution(align_vocabulary(logits, settings.vocab_size))
-            begun = carry.begin(
-                seen, Passes((1, len(yet), settings.vocab_size), ids.device, [generator]), model.codebook
-            )
-            mine = (number >= fresh[0]) & (number <= fresh[-1])
-            state = state.put_at((yet - origin)[None], begun, mine[yet - origin][None])
-        entering = state.at(where.flatten()[None])
-        entering = entering.with_tensors([each.view(*where.shape, *each.shape[2:]) for each in entering.tensors()])
-        finite = True
-        if carry.step_pass == "reference" and other is not None:
-            refers, logits = refers + 1, other(ids, Sight(read, predicted, whole)).logits
-            seen = rules.distribution(align_vocabulary(logits, settings.vocab_size))
-            finite, entering = (
-                bool(torch.isfinite(seen.normaliser).all()),
-                carry.refresh(entering, seen, model.codebook),
-            )
-        here = (number == current)[where] if not flying else torch.ones_like(where, dtype=torch.bool)
-        scope = here if config.carry_scope == "block" else torch.ones_like(here)
-        noise = uniform_of(torch.tensor(signed(config.seed)), torch.tensor(denoised), predicted)
-        asked = Asked(
-            masked[0][where], needed[0][where] & here, places(carry, masked[0][where]) & scope & (output[0][where] | flying),
-            wanted, knobs, noise,
+    while (turn := turns.next(now)) is not None:
+        sight, where = turn.sight, turn.sight.predicted - now.origin
+        if turn.fresh is not None and turn.start is not None:  # Algorithm 2, lines 2-5
+            passes = Passes((*turn.start.shape, settings.vocab_size), now.ids.device, [generator])
+            begun = carry.begin(read(carry.start_pass, replace(sight, predicted=turn.start)), passes, model.codebook)
+            state = state.put_at(turn.start - now.origin, begun, turn.fresh[:, turn.start[0] - now.origin])
+        entering, seen = _shaped(state.at(where.flatten()[None]), where), read(carry.step_pass, sight)
+        if seen is not None:
+            entering = carry.refresh(entering, seen, model.codebook)
+        masked, before, step = now.masked, now.masked[0][where], counts.denoising
+        scope = turn.here if config.carry_scope == "block" else torch.ones_like(turn.here)
+        outcome = denoise(
+            target, rules, now.ids, sight, entering,
+            Asked(
+                before, now.needed[0][where] & turn.here, places(carry, before) & scope, turn.quota, knobs,
+                uniform_of(torch.tensor(signed(config.seed)), torch.tensor(step), sight.predicted),
+            ),
+            config.logprobs,
         )  # fmt: skip
-        outcome = denoise(reader, rules, ids, Sight(read, predicted, whole), entering, asked, config.logprobs)
-        denoised, since = denoised + 1, since + 1
-        if not finite or not bool(outcome.finite.all()):
-            yield Failed(row, f"the model's logits are NaN or inf at denoising step {denoised}.")
+        counts = replace(counts, denoising=step + 1)
+        known = seen is None or bool(torch.isfinite(seen.normaliser).all())
+        if not known or not bool(outcome.finite.all()):
+            yield Failed(row, f"the model's logits are NaN or inf at denoising step {step + 1}; try float32.")
             return
+        now, committed = _written(now, where, outcome, len(settings.eos_token_ids))
+        state = state.put_at(
+            where.flatten()[None], _shaped(outcome.state, where.flatten()[None]), where.new_ones(1, where.numel()) > 0
+        )
         if outcome.alpha is not None:
             outcome = replace(outcome, alpha=outcome.alpha * scope)
-        flat = where.flatten()
-        token, committed = ids[origin:].clone(), torch.zeros(len(area), dtype=torch.bool)
-        token[flat], committed[flat] = outcome.token.flatten(), outcome.committed.flatten()
-        written = torch.where(committed, token, ids[origin:])[None]
-        closed, left_masked, _ = settle(
-            written, masked & ~committed, token[None], output, ends, config.eos_early_stop, len(settings.eos_token_ids)
-        )
-        ids = torch.cat((ids[:origin], closed[0]))
-        after = outcome.state.with_tensors([each.reshape(1, -1, *each.shape[2:]) for each in outcome.state.tensors()])
-        state = state.put_at(flat[None], after, torch.ones(1, len(flat), dtype=torch.bool))
-        if flying:
-            step[0, chosen] += (wanted > 0).long()
-        left_output = left_masked[0] & output[0]
-        event = _event(answer, denoised, origin - length, closed[0], left_output, masked[0], flat, outcome)
-        yield event
+        yield _event(answer, step + 1, now, now.origin - length, masked[0], committed, where.flatten(), outcome)
         if answer.stopped:
-            yield answer.cut(counts())
+            yield answer.cut(_with_stores(counts, config, turns, other is not None))
             return
-    yield answer.ended(ids[length:].tolist(), counts())
+    yield answer.ended(now.ids[length:].tolist(), _with_stores(counts, config, turns, other is not None))
+
+
+def _shaped(state: CarryState, where: Tensor) -> CarryState:
+    """The state of as many positions in another shape."""
+    flat = [each.flatten(0, 1) for each in state.tensors()]
+    return state.with_tensors([each.view(*where.shape, *each.shape[1:]) for each in flat])
+
+
+def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text, Tensor]:
+    """(the text with what was committed and its end closed, [A] what was committed)."""
+    ids, flat = now.ids[now.origin :], where.flatten()
+    token = ids.index_put((flat,), outcome.token.flatten())
+    committed = torch.zeros_like(ids, dtype=torch.bool).index_put((flat,), outcome.committed.flatten())
+    after = torch.where(committed, token, ids)[None]
+    closed, _, _ = settle(after, now.masked & ~committed, token[None], now.output, now.ends, now.early, eos)
+    return replace(now, ids=torch.cat((now.ids[: now.origin], closed[0]))), committed
+
+
+def _with_stores(counts: Counts, config: DecodeConfig, turns: BlockTurns | CanvasTurns, reference: bool) -> Counts:
+    """The families' own loops store a finished block in a pass of its own; only there is one to count."""
+    if config.window != "blockwise" or not isinstance(turns, BlockTurns):
+        return counts
+    stores, second = turns.added - 1, reference and config.travelling.needs_reference
+    return replace(counts, store=stores, reference=counts.reference + stores * second)
 
 
 def _event(
-    answer: Answer, number: int, offset: int, ids: Tensor, left: Tensor, masked: Tensor, at: Tensor, outcome: Any
+    answer: Answer, number: int, now: Text, offset: int, masked: Tensor, committed: Tensor, at: Tensor, outcome: Outcome
 ) -> Step:
     """The step's event, over all that is decoded."""
+    ids, left, size = now.ids[now.origin :], (now.masked & now.output)[0], len(committed)
 
     def spread(blank: Tensor, value: Tensor) -> Tensor:
-        out = blank.clone()
-        out[at] = value.reshape(len(at), *value.shape[2:]).to(out.dtype)
-        return out
+        return blank.index_put((at,), value.reshape(len(at), *value.shape[2:]).to(blank.dtype))
 
-    never, blank = torch.zeros_like(masked), torch.zeros(len(ids), dtype=outcome.confidence.dtype)
-    asked = spread(never, torch.ones_like(outcome.committed)) & masked
-    committed = spread(never, outcome.committed)
-    best = outcome.best
-    told = None if best is None else Logprobs(
-        spread(blank, best[2]), spread(torch.zeros(len(ids), best[0].shape[-1]), best[0]).long(),
-        spread(torch.zeros(len(ids), best[0].shape[-1], dtype=blank.dtype), best[1]),
-    )  # fmt: skip
+    blank = outcome.confidence.new_zeros(size)
+    asked = spread(torch.zeros_like(masked), torch.ones_like(outcome.committed)) & masked
+    told = None
+    if outcome.best is not None:
+        best_ids, best, own = outcome.best
+        wide = blank.new_zeros(size, best.shape[-1])
+        told = Logprobs(spread(blank, own), spread(wide.long(), best_ids), spread(wide, best))
     draft = torch.where(asked, spread(ids, outcome.token), ids)
     return Step(
         answer.row, offset, number, answer.grow(offset, draft, left, committed, told), draft, committed,

@@ -31,8 +31,53 @@ class Predictor(Protocol):
     def codebook(self) -> Tensor: ...
 
     def __call__(
-        self, ids: Tensor, view: Any, carry: Carry | None = None, state: Any = None, inject: Tensor | None = None
+        self, ids: Tensor, view: Any, carry: Carry, state: Any, inject: Tensor, places: Places, /
     ) -> Prediction: ...
+
+
+class Places:
+    """Where a step predicts: at all positions [B, P]."""
+
+    counts: list[int] | None = None
+    """How many each row has, where rows are computed one after another."""
+
+    def take(self, values_BP: Tensor) -> Tensor:
+        return values_BP
+
+    def of_rows(self, values_B1: Any) -> Any:
+        return values_B1
+
+    def put(self, values: Tensor, blank: float = 0) -> Tensor:
+        return values
+
+    def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
+        return state
+
+
+class Open(Places):
+    """Where a step predicts: at some positions alone, mostly the masks. Their number changes from step to step, so this
+    is not for graphs; where the head is a large part of a step (on a CPU), it saves what the others would cost. Their
+    values are [n, 1, ...]."""
+
+    def __init__(self, open_BP: Tensor, apart: bool = False):
+        """`apart`: every row's predictions are computed by themselves."""
+        self.shape = open_BP.shape
+        self.index = open_BP.flatten().nonzero().squeeze(1)
+        self.counts = open_BP.sum(1).tolist() if apart else None
+
+    def take(self, values_BP: Tensor) -> Tensor:
+        return values_BP.flatten(0, 1)[self.index].unsqueeze(1)
+
+    def of_rows(self, values_B1: Any) -> Any:
+        return values_B1[self.index // self.shape[1]] if isinstance(values_B1, Tensor) else values_B1
+
+    def put(self, values: Tensor, blank: float = 0) -> Tensor:
+        out = values.new_full((self.shape.numel(), *values.shape[2:]), blank)
+        out[self.index] = values.squeeze(1)
+        return out.unflatten(0, self.shape)
+
+    def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
+        return state.with_tensors([get(each) for each in state.tensors()])
 
 
 @dataclass(frozen=True)
@@ -72,6 +117,8 @@ class Asked:
     knobs: Knobs
     noise: Tensor | None = None
     """[B, P] what tokens are drawn by, if they are: U[0, 1)."""
+    places: Places = field(default_factory=Places)
+    """Where predictions are wanted."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +160,10 @@ class Rules:
         tokens, t_res = config.delta_tokens if kept else 0, self.carry.entropy_temperature
         return replace(self, summarise=Summariser(parts, self.never[0], t_res, tokens, tail))
 
-    def sampling(self, knobs: Knobs) -> SamplingSettings:
+    def sampling(self, knobs: Knobs, places: Places) -> SamplingSettings:
+        temperature, top_k, top_p = map(places.of_rows, (knobs.temperature, knobs.top_k, knobs.top_p))
         return SamplingSettings(
-            knobs.temperature, knobs.top_k, knobs.top_p, self.tempered, self.never, self.last, knobs.most_k,
-            knobs.sorts,
+            temperature, top_k, top_p, self.tempered, self.never, self.last, knobs.most_k, knobs.sorts
         )  # fmt: skip
 
 
@@ -163,15 +210,19 @@ def denoise(
     record: Callable[[StepRecord], None] | None = None,
 ) -> Outcome:
     """Algorithm 2, lines 7-25, once, for any number of rows."""
-    scale = asked.knobs.scale
+    scale, where = asked.knobs.scale, asked.places
     entering = state if scale is None else state.scaled(scale)
-    prediction = model(ids, view, rules.carry, entering, asked.inject)
+    prediction = model(ids, view, rules.carry, entering, asked.inject, where)
     predicted = rules.distribution(prediction.logits)
-    token, confidence = sample(predicted, rules.sampling(asked.knobs), asked.noise)
-    committed, finite = rules.choose(rules.commit, asked, confidence, predicted.normaliser)
-    after = rules.carry.update(state, predicted, prediction.hidden, model.codebook)
-    alpha = (after if scale is None else after.scaled(scale)).alpha
+    noise = None if asked.noise is None else where.take(asked.noise)
+    token, confidence = sample(predicted, rules.sampling(asked.knobs, where), noise)
+    after = rules.carry.update(where.state(state, where.take), predicted, prediction.hidden, model.codebook)
     best = None if logprobs is None else best_of(prediction.logits, token, logprobs)
+    token, confidence, after = where.put(token), where.put(confidence), where.state(after, where.put)
+    committed, finite = rules.choose(rules.commit, asked, confidence, where.put(predicted.normaliser))
+    alpha = (after if scale is None else after.scaled(scale)).alpha
+    if best is not None:
+        best = (where.put(best[0]), where.put(best[1]), where.put(best[2]))
     outcome = Outcome(token, confidence, committed, finite, after, alpha, best)
     if record is not None:
         record(StepRecord(asked, entering, predicted, prediction, outcome))

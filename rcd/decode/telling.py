@@ -28,7 +28,9 @@ def told(engine: Engine, report: Report, values: list[list[int]]) -> list[Event]
         if one.request.watch:
             events.append(event)
         if one.answer.stopped and not found["broken"]:
-            events.append(one.answer.cut(counts(engine, one, found["denoised"], found["stored"])))
+            # a block that this step has finished is counted as stored for the next one's sake, which will not come
+            stored = max(0, found["stored"] - found["due"] * found["active"])
+            events.append(one.answer.cut(counts(engine, one, found["denoised"], stored)))
             engine.drop(row)
     return events
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from rcd.carry.base import CarryState
 from rcd.decode.graphs import Replay, compiled
-from rcd.decode.model import SlotModel
+from rcd.decode.model import Raw, SlotModel
 from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Features, Pass, Rows, Terms, Trace, move
 from rcd.decode.slots import Slots
-from rcd.decode.step import Outcome, Rules, StepRecord, denoise
+from rcd.decode.step import Open, Outcome, Rules, StepRecord, denoise
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
 
@@ -139,6 +139,8 @@ class Units:
         self.prepared: Any = window.prepared
         self.settled: Any = window.settled
         self.replay = Replay(graphs)
+        self.sparse = not (self.on_gpu or rules.carry.everywhere)
+        """Whether only masks are predicted: a carry that enters everywhere may want more."""
         if graphs:
             self.compile()
 
@@ -160,10 +162,11 @@ class Units:
             state = carry.refresh(state, read, self.target.codebook)
             window.refreshed(rows, made)
         asked = made.asked(rows, window.terms, features)
-        target: Any = self.target if record is None else partial(self.target, raw=True)
+        if self.sparse and record is None:
+            asked = replace(asked, places=Open(asked.masked | asked.candidates, window.terms.config.batch_invariant))
         outcome = denoise(
-            _With(target, self.target.codebook), self.rules, made.ids, slots, state, asked, features.logprobs,
-            None if record is None else partial(record, made),
+            self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, asked,
+            features.logprobs, None if record is None else partial(record, made),
         )  # fmt: skip
         if read is not None:
             outcome = replace(outcome, finite=outcome.finite & torch.isfinite(read.normaliser).all(-1))
@@ -216,7 +219,8 @@ class Units:
         """A plain pass of the target or the reference."""
         model = self.reference if reference else self.target
         assert model is not None, "a carry that asks for a reference says so in needs_reference"
-        logits = model(ids, slots, predicted=predicted).logits
+        logits = model.plain(ids, slots, predicted)
+        assert logits is not None
         return self.rules.distribution(align_vocabulary(logits, self.target.settings.vocab_size))
 
     def _told(self, report: Tensor, trace: Trace | None, rows: tuple[int, ...]) -> Report:
@@ -229,17 +233,6 @@ class Units:
         arrived = torch.cuda.Event()
         arrived.record()
         return Report(sent, kept, rows, arrived)
-
-
-@dataclass(frozen=True)
-class _With:
-    """A call, and the codebook of the model that it is of."""
-
-    call: Callable[..., Any]
-    codebook: Tensor
-
-    def __call__(self, *given: Any) -> Any:
-        return self.call(*given)
 
 
 def _pinned(value: Tensor) -> Tensor:

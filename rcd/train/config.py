@@ -8,14 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from rcd.carry.base import describe, make
-from rcd.carry.loopholing import Loopholing
-from rcd.carry.residual import Residual
+from rcd.carry.base import Carry, describe, is_carry, make, trained_names
 from rcd.errors import RCDError, number, one_of, unknown_name, whole
 from rcd.train.batches import Batching
 from rcd.train.residuals import ResidualSource
 
-TRAINED = ("residual", "loopholing", "none")
+DEFAULT_CARRY = "residual"
+"""The carry that is meant where settings of one are given without a name."""
 # what may change between a run and its resume: nothing that the result depends on
 RESUMABLE = "device_batch gradient_checkpointing compile flex log_every save_every validate_every keep trackers".split()
 
@@ -31,15 +30,15 @@ def check_kinds(config: Any) -> None:
         elif str(entry.type).startswith(("tuple", "dict")):
             good = isinstance(value, tuple if str(entry.type).startswith("tuple") else dict)
         else:
-            others = [kind for kind in allowed if kind not in plain]
-            good = any(isinstance(value, plain[kind]) for kind in kinds) or type(value).__name__ in others  # type: ignore[arg-type]
+            good = any(isinstance(value, plain[kind]) for kind in kinds)  # type: ignore[arg-type]
+            good = good or ("Carry" in allowed and is_carry(value)) or type(value).__name__ in allowed
         if not good:
             raise RCDError(f"{entry.name} should be {entry.type}, not {value!r}.")
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One stage: SeqD's objective (`carry` none), the residual-aware one of Algorithm 1, or Loopholing's."""
+    """One stage: SeqD's objective (`carry` none), the residual-aware one of Algorithm 1, or another carry's."""
 
     model: str = "toy:sdar"
     """The checkpoint that the stage starts from; `toy:FAMILY` is a random one of the shape `toy`; `base` is what the
@@ -60,8 +59,8 @@ class TrainConfig:
     validation: int = 0
     """So many examples are held out, and their loss is reported."""
 
-    carry: Residual | Loopholing | None = None
-    """None: SeqD. `carry.name` chooses: residual, loopholing or none."""
+    carry: Carry | None = None
+    """None: SeqD. `carry.name` chooses: residual, loopholing or none, or another that declares `trains`."""
     residual: ResidualSource = field(default_factory=ResidualSource)
     reference: str | None = None
     """The reference's checkpoint; `reference` is the one of the recipe's own stage."""
@@ -137,19 +136,24 @@ class TrainConfig:
             raise RCDError("row_padding is for label_padding=row; set that, or leave it out.")
         if self.pack and (self.label_padding == "row" or self.residual.trajectory):
             raise RCDError("pack does not go with label_padding=row or with residual.trajectory; leave one out.")
-        if self.residual.codebook_gradient and isinstance(self.carry, Loopholing):
-            raise RCDError("residual.codebook_gradient is for the carry residual; Loopholing reads no codebook.")
+        if self.carry is not None and not (self.carry.trains and self.carry.carries):
+            raise RCDError(f"no model is trained for the carry {self.carry.method}; for SeqD, leave the carry out.")
+        if self.residual.codebook_gradient and self.carry is not None and not self.carry.reads_codebook:
+            raise RCDError(
+                "residual.codebook_gradient is for carries whose state is made of the codebook, such as residual; "
+                f"{self.carry.method} reads no codebook."
+            )
 
     @property
     def method(self) -> str:
-        """`SeqD`, `RCD` or `Loopholing`."""
-        return "SeqD" if self.carry is None else "RCD" if isinstance(self.carry, Residual) else "Loopholing"
+        """`SeqD`, `RCD`, `Loopholing` or what another carry is called."""
+        return "SeqD" if self.carry is None else self.carry.method
 
     @property
     def needs_reference(self) -> bool:
         """Whether any step reads a reference's residuals."""
         own = self.residual.recycling > 0 or (self.residual.trajectory > 0 and self.residual.trajectory_share == 1)
-        return isinstance(self.carry, Residual) and not own
+        return self.carry is not None and self.carry.reads_reference and not own
 
     def with_settings(self, settings: dict[str, Any]) -> TrainConfig:
         """The same with some values replaced; dotted names reach into `carry`, `residual` and `toy`."""
@@ -171,13 +175,13 @@ class TrainConfig:
             if not rest:
                 changed[head] = tuple(value) if isinstance(value, list) else value
                 continue
-            inner = changed.get(head, getattr(self, head))
+            inner: Any = changed.get(head, getattr(self, head))
             if head == "toy":
                 changed[head] = {**inner, rest: value}
             elif head in ("carry", "residual"):
                 if inner is None and settings.get("carry.name") == "none":
                     raise RCDError(f"carry 'none' has no settings, so {rest!r} cannot be set.")
-                inner = inner if inner is not None else Residual()
+                inner = inner if inner is not None else make(DEFAULT_CARRY)
                 if rest not in [f.name for f in fields(inner)]:
                     raise unknown_name(f"setting of {head}", rest, [f.name for f in fields(inner)])
                 changed[head] = replace(inner, **{rest: tuple(value) if isinstance(value, list) else value})
@@ -188,12 +192,13 @@ class TrainConfig:
         except TypeError as error:
             raise RCDError(f"a training setting has a value of the wrong kind ({error}).") from error
 
-    def _named_carry(self, name: Any) -> Residual | Loopholing | None:
+    def _named_carry(self, name: Any) -> Carry | None:
         """The stage's own carry if it has that name, else a new one."""
-        one_of("carry to train", name, TRAINED)
+        one_of("carry to train", name, trained_names())
         if self.carry is not None and describe(self.carry)["name"] == name:
             return self.carry
-        return Residual() if name == "residual" else Loopholing() if name == "loopholing" else None
+        carry = make(name)
+        return carry if carry.carries else None
 
     def batching(self, block_length: int, pad_token_id: int) -> Batching:
         pack = self.max_length // block_length * block_length if self.pack else 0
@@ -204,11 +209,14 @@ class TrainConfig:
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for train.json; a carry without a name is the residual."""
-        content: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
-        if isinstance(self.carry, Loopholing):
+        """Everything, for train.json; a carry without a name is the default one."""
+        content = dataclasses.asdict(replace(self, carry=None))
+        if self.carry is not None:
             content["carry"] = describe(self.carry)
-        return content
+            if content["carry"]["name"] == DEFAULT_CARRY:
+                del content["carry"]["name"]
+        written: dict[str, Any] = json.loads(json.dumps(content))
+        return written
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> TrainConfig:
@@ -220,6 +228,6 @@ class TrainConfig:
         values = tuples(content)
         values["residual"] = ResidualSource(**tuples(content["residual"]))
         if content["carry"] is not None:
-            carry = {"name": "residual", **content["carry"]}
+            carry = {"name": DEFAULT_CARRY, **content["carry"]}
             values["carry"] = make(carry.pop("name"), carry)
         return cls(**values)

@@ -73,6 +73,9 @@ class Trainer:
         self.accelerator = accelerator
         self.device = accelerator.device
         config, model = stage.config, stage.checkpoint.model
+        cold = None if config.carry is None else config.carry.cold((1, 1), model.codebook)
+        self.weighs = cold is not None and cold.alpha is not None
+        """Whether there is an alpha to log."""
         if config.lora_rank:
             add_lora(model, config.lora_rank, config.lora_alpha, config.seed)
         model.train()
@@ -242,7 +245,7 @@ class Trainer:
         metrics.flush()
         left = (time.perf_counter() - began) / max(1, step - done) * (self.steps - step)
         text = f"step {step}/{self.steps}  loss {figures['loss']:.4f}  ce {figures['cross_entropy']:.4f}"
-        if self.config.method == "RCD":
+        if self.weighs:
             text += f"  alpha {figures['alpha']:.3f}"
         if "validation_loss" in figures:
             text += f"  valid {figures['validation_loss']:.4f}"

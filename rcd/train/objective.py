@@ -1,4 +1,5 @@
-"""One training step's loss: SeqD's masked objective, or Algorithm 1's with residuals, or Loopholing's two passes.
+"""One training step's loss: SeqD's masked objective, or with what a carry hands from pass to pass (Algorithm 1's
+residuals, Loopholing's two passes).
 
 Everything that touches the target's parameters happens inside `Objective.forward`, so that sharded parameters are
 gathered when it runs and delta always uses the target's own codebook.
@@ -8,18 +9,16 @@ or all of the window), V vocabulary, D embedding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from rcd.carry.base import Carry
-from rcd.carry.loopholing import HiddenState, Loopholing
-from rcd.carry.residual import Residual
+from rcd.carry.base import Carry, CarryState, learnt_by
 from rcd.models.lm import DiffusionLM, View
 from rcd.train.layout import Batch, Frame, Layout, frame_of
 from rcd.train.loss import masked_cross_entropy
-from rcd.train.residuals import ResidualSource, TrainedCarry, TrainedState, confidence_of, state_of
+from rcd.train.residuals import ResidualSource, cold_at, confidence_of, inject_at, update_at
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Losses:
     """Sum of alpha over them."""
 
 
-Carried = tuple[Tensor, TrainedState]
+Carried = tuple[Tensor, CarryState]
 """(the number of each text position [B, L], the state at the numbered ones [N])."""
 
 
@@ -43,19 +42,20 @@ class Objective(nn.Module):
         self,
         model: DiffusionLM,
         *,
-        carry: TrainedCarry | None = None,
+        carry: Carry | None = None,
         source: ResidualSource | None = None,
         reference: DiffusionLM | None = None,
         block_length: int | None = None,
         copy: str = "answer",
         flex: bool = False,
     ):
-        """`carry` None: SeqD. Else stage 2, with residuals of the reference or of the target itself; a step that has
-        neither (trajectories without a reference) is one without residual. Loopholing has no reference."""
+        """`carry` None: SeqD. Else stage 2, with states from the reference or from the target itself, as the carry
+        declares; a step that has neither (trajectories without a reference) is one without."""
         super().__init__()
         assert model.holds(carry), "the model holds what the carry learns"
         self.model = model
         self.carry = carry
+        self.learns = learnt_by(carry, model.codebook.shape[1]) is not None
         self.source = source or ResidualSource()
         self._reference = [reference]  # in a list: it is neither trained, nor sharded, nor saved
         self.block_length = block_length or model.settings.block_length or 1
@@ -77,7 +77,7 @@ class Objective(nn.Module):
         elif self.carry is not None:
             state = self._residual(frame, masked, generator)
         layout = self.lay_out(frame, masked)
-        state_N = self._start(layout) if state is None else _pick(state, self._places(layout)[1])
+        state_N = None if state is None else _pick(state, self._places(layout)[1])
         if state_N is not None and self.source.dropout:
             rows, slots = self._places(layout)[1].unbind(1)
             state_N = state_N.kept(batch.luck[rows, slots] >= self.source.dropout)
@@ -101,30 +101,25 @@ class Objective(nn.Module):
         everywhere = self.carry is not None and self.carry.everywhere
         return layout.window if everywhere else (layout.noisy, layout.source)
 
-    def _start(self, layout: Layout) -> TrainedState | None:
-        """The state of a step that has none: for a carry with parameters a zero one, which adds nothing and gives them
-        a gradient of zero, so that every process and every resume knows the same gradients and moments."""
-        if not isinstance(self.carry, Loopholing):
-            return None
-        codebook = self.model.codebook
-        return HiddenState(codebook.new_zeros(len(layout.window[0]), codebook.shape[1]))
-
-    def _hidden(self, model: DiffusionLM, layout: Layout, state_N: TrainedState | None) -> Tensor:
+    def _hidden(self, model: DiffusionLM, layout: Layout, state_N: CarryState | None) -> Tensor:
         """[M, D] what the model's head reads at the masked positions."""
         return _outputs(model, self._encode(model, layout, state_N), layout.noisy)
 
-    def _encode(self, model: DiffusionLM, layout: Layout, state_N: TrainedState | None) -> Tensor:
-        """[B, S, D] the backbone's outputs."""
+    def _encode(self, model: DiffusionLM, layout: Layout, state_N: CarryState | None) -> Tensor:
+        """[B, S, D] the backbone's outputs. A pass without a state has none injected; but the target of a carry with
+        parameters has the cold one, which gives them a gradient (Loopholing's: of zero), so that every process and
+        every resume knows the same gradients and moments."""
         ids, own = layout.ids, model.settings.mask_token_id
         if own != self.model.settings.mask_token_id:
             ids = ids.masked_fill(ids == self.model.settings.mask_token_id, own)
         embeds = model.embed(ids.clamp_max(model.settings.vocab_size - 1))
+        rows, slots = self._places(layout)[0].unbind(1)
+        if state_N is None and self.learns and model is self.model:
+            assert self.carry is not None
+            state_N = cold_at(len(rows), self.carry, model.codebook)
         if state_N is not None:
             assert self.carry is not None
-            carry: Carry = self.carry
-            rows, slots = self._places(layout)[0].unbind(1)
-            everywhere = torch.ones(len(rows), dtype=torch.bool, device=ids.device)
-            injected = carry.inject(embeds[rows, slots], everywhere, state_N, model.carry_parameters)
+            injected = inject_at(embeds[rows, slots], self.carry, state_N, model.carry_parameters)
             embeds = embeds.index_put((rows, slots), injected)
         return model.encode(embeds, View(layout.position, layout.attention))
 
@@ -132,12 +127,14 @@ class Objective(nn.Module):
         """How many passes without gradient give the state of a step that is no trajectory."""
         if self.source.recycling:
             return int(torch.randint(0, self.source.recycling + 1, (), generator=generator))
-        if isinstance(self.carry, Loopholing):
-            return int(_draw(generator) < self.carry.two_passes)
-        return int(self.reference is not None)
+        assert self.carry is not None
+        if self.carry.reads_reference:
+            return int(self.reference is not None)
+        return int(_draw(generator) < self.carry.extra_pass_share)
 
     def _residual(self, frame: Frame, masked: Tensor, generator: torch.Generator | None) -> Carried | None:
-        """Algorithm 1, lines 7-10: the reference reads the state; or the target itself does (recycling, Loopholing)."""
+        """Algorithm 1, lines 7-10: the reference reads the state; or the target itself does (recycling, and every carry
+        that reads no reference)."""
         assert self.carry is not None
         batch, read = frame.batch, masked
         if self.source.noisier:
@@ -145,11 +142,11 @@ class Objective(nn.Module):
         passes = self._passes(generator)
         if not passes:
             return None
-        layout, carry, reader = self.lay_out(frame, read), self.carry, self.model
-        state: TrainedState | None = None
-        if isinstance(carry, Residual) and not self.source.recycling:
+        layout, carry, reader = self.lay_out(frame, read), self.carry.for_training(), self.model
+        state: CarryState | None = None
+        if self.carry.reads_reference and not self.source.recycling:
             assert self.reference is not None
-            carry, reader = replace(carry, t_res=1.0), self.reference
+            carry, reader = self.carry.for_reference(), self.reference
         where, source = self._places(layout)
         for number in range(passes):
             last = number == passes - 1
@@ -157,7 +154,7 @@ class Objective(nn.Module):
                 hidden = _outputs(reader, self._encode(reader, layout, state), where)
             gradient = last and self.source.codebook_gradient
             with torch.set_grad_enabled(gradient):
-                state = state_of(hidden, reader.head.weight, carry, self.model.codebook, gradient=gradient)
+                state = update_at(state, hidden, reader.head.weight, carry, self.model.codebook, gradient=gradient)
         assert state is not None
         return _spread(source, batch), state
 
@@ -173,21 +170,25 @@ class Objective(nn.Module):
         threshold = threshold.masked_fill(slow, 1.0)
         late = (batch.extra[:, 1:2] < self.source.trajectory_from_noise) & batch.masked.any(-1, keepdim=True)
         tail = self._tail(batch) & slow & self.source.trajectory_tail
-        masked, state = torch.where(late, batch.masked, batch.answer) | tail, None
+        masked = torch.where(late, batch.masked, batch.answer) | tail
+        state: Carried | None = None
         for _ in range(steps):
             layout = self.lay_out(frame, masked)
             where, source = self._places(layout)
-            encoded = self._encode(self.model, layout, None if state is None else _pick(state, source))
-            confidence = torch.full(batch.ids.shape, float("-inf"), device=masked.device)
+            before = None if state is None else _pick(state, source)
+            encoded = self._encode(self.model, layout, before)
             rows, slots = layout.source.unbind(1)
             head = self.model.head.weight
-            confidence[rows, slots] = confidence_of(_outputs(self.model, encoded, layout.noisy), head)
+            sure = confidence_of(_outputs(self.model, encoded, layout.noisy), head)
+            confidence = sure.new_full(batch.ids.shape, float("-inf"))
+            confidence[rows, slots] = sure
             confidence = confidence.masked_fill(tail, float("-inf"))
             commit = masked & ~tail & ((confidence > threshold) | self._best_of_block(batch, confidence))
             after = masked & ~commit
             if self.carry is not None:
                 hidden = _outputs(self.model, encoded, where)
-                state = (_spread(source, batch), state_of(hidden, head, self.carry, self.model.codebook))
+                after_N = update_at(before, hidden, head, self.carry.for_training(), self.model.codebook)
+                state = (_spread(source, batch), after_N)
             masked = torch.where((after & ~tail).any(-1, keepdim=True), after, masked)
         share = (masked & ~tail).sum(-1, keepdim=True) / (batch.answer & ~tail).sum(-1, keepdim=True).clamp_min(1)
         weight = batch.normaliser / share.clamp_min(1e-3).where(~tail, 1.0)
@@ -222,7 +223,7 @@ def _spread(source: Tensor, batch: Batch) -> Tensor:
     return number
 
 
-def _pick(carried: Carried, source: Tensor) -> TrainedState:
+def _pick(carried: Carried, source: Tensor) -> CarryState:
     """The state at other positions `source` of the same text; all of them must be known."""
     number, state = carried
     rows, slots = source.unbind(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rcd.carry.loopholing import Loopholing
 from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.errors import RCDError
 from rcd.models.checkpoint import open_checkpoint
@@ -50,13 +49,13 @@ def plan(name: str, config: TrainConfig, gpus: int = 8, base: TrainConfig | None
 
 def _more_passes(config: TrainConfig) -> float:
     """Forward passes of the model itself before a step's own, on average: of its trajectories, and in the other steps
-    of recycling or of Loopholing's first pass."""
+    of recycling or of what the carry takes (Loopholing's first pass)."""
     source, rest = config.residual, 0.0
     share = source.trajectory_share if source.trajectory else 0.0
     if config.carry is not None and source.recycling:
         rest = source.recycling / 2
-    elif isinstance(config.carry, Loopholing):
-        rest = config.carry.two_passes
+    elif config.carry is not None and not config.carry.reads_reference:
+        rest = config.carry.extra_pass_share
     return share * source.trajectory / 2 + (1 - share) * rest
 
 

@@ -6,14 +6,15 @@ Shapes: B rows, L slots, M masked positions, N positions where the carry enters,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from rcd.carry.loopholing import HiddenState, Loopholing
-from rcd.carry.residual import Residual, ResidualState
+from rcd.carry.base import Carry, CarryState
 from rcd.errors import RCDError, number, whole
+from rcd.residual.context import wide
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.train.loss import chunk_of
 
@@ -62,52 +63,71 @@ class ResidualSource:
             number("residual.trajectory_threshold", value, least=0, most=1)
 
 
-TrainedCarry = Residual | Loopholing
-"""The carries that are trained; the others are for models as they are."""
-TrainedState = ResidualState | HiddenState
+class _FromHidden(Distribution):
+    """What hidden states predict; the logits exist only if a carry asks for them."""
+
+    def __init__(self, hidden_BLD: Tensor, head_VD: Tensor, vocabulary: int):
+        self.hidden, self.head, self.vocabulary = hidden_BLD, head_VD, vocabulary
+        self.temperature = 1.0
+
+    @cached_property
+    def logits(self) -> Tensor:  # type: ignore[override]
+        flat = self.hidden.flatten(0, -2).to(self.head.dtype) @ self.head.t()
+        return align_vocabulary(flat, self.vocabulary).unflatten(0, self.hidden.shape[:-1])
 
 
-def state_of(
-    hidden_ND: Tensor, head_VD: Tensor, carry: TrainedCarry, codebook_VD: Tensor, *, gradient: bool = False
-) -> TrainedState:
-    """What a pass hands on to the next: its hidden states without their gradient, or alpha and delta."""
-    if isinstance(carry, Loopholing):
-        return HiddenState(hidden_ND.detach())
-    return residual_of(hidden_ND, head_VD, carry, codebook_VD, gradient=gradient)
+def cold_at(positions: int, carry: Carry, codebook_VD: Tensor) -> CarryState:
+    """The state that is nothing, [N, ...] at so many positions."""
+    return _flat(carry.cold((1, positions), codebook_VD))
 
 
-def residual_of(
-    hidden_MD: Tensor,
+def inject_at(embeds_ND: Tensor, carry: Carry, state_N: CarryState, learnt: nn.Module | None) -> Tensor:
+    """The embeddings [N, D] of positions at all of which the carry enters."""
+    where = torch.ones(1, len(embeds_ND), dtype=torch.bool, device=embeds_ND.device)
+    return carry.inject(embeds_ND.unsqueeze(0), where, _row(state_N), learnt).squeeze(0)
+
+
+def update_at(
+    before_N: CarryState | None,
+    hidden_ND: Tensor,
     head_VD: Tensor,
-    carry: Residual,
+    carry: Carry,
     codebook_VD: Tensor,
     *,
     gradient: bool = False,
-) -> ResidualState:
-    """alpha and delta at the masked positions, from the hidden states of whoever predicts, chunk by chunk."""
-
-    def one(part: Tensor, codebook: Tensor) -> tuple[Tensor, Tensor]:
-        logits = align_vocabulary(part @ head_VD.t(), codebook.shape[0])
-        state = carry.residual(Distribution(logits), codebook)
-        return state.alpha, state.delta
-
-    head_VD, hidden_MD = head_VD.detach(), hidden_MD.detach()
+) -> CarryState:
+    """What a pass hands on to the next, [N, ...], chunk by chunk, from the hidden states of whoever predicts. None
+    `before`: the pass began with nothing. `gradient`: the loss may reach the codebook through it, and nothing else."""
+    head_VD, hidden_ND = head_VD.detach(), hidden_ND.detach()
     codebook = codebook_VD if gradient else codebook_VD.detach()
-    alphas, deltas = [], []
-    for part in hidden_MD.to(head_VD.dtype).split(chunk_of(head_VD)):
+    before = cold_at(len(hidden_ND), carry, codebook) if before_N is None else before_N
+
+    def one(hidden: Tensor, codebook: Tensor, *before_tensors: Tensor) -> tuple[Tensor, ...]:
+        predicted = _FromHidden(hidden.unsqueeze(0), head_VD, codebook.shape[0])
+        state = carry.update(_row(before.with_tensors(before_tensors)), predicted, hidden.unsqueeze(0), codebook)
+        return tuple(_flat(state).tensors())
+
+    size, parts = chunk_of(head_VD), []
+    for start in range(0, len(hidden_ND), size):
+        hidden, *given = (tensor[start : start + size] for tensor in (hidden_ND, *before.tensors()))
         if gradient:
-            alpha, delta = checkpoint(one, part, codebook, use_reentrant=False)
+            parts.append(checkpoint(one, hidden, codebook, *given, use_reentrant=False))
         else:
-            alpha, delta = one(part, codebook)
-        alphas.append(alpha.detach())
-        deltas.append(delta)
-    if not alphas:
-        return ResidualState(codebook.new_zeros(0, dtype=torch.float32), codebook.new_zeros(0, codebook.shape[1]))
-    return ResidualState(torch.cat(alphas), torch.cat(deltas))
+            parts.append(one(hidden, codebook, *given))
+    return before.with_tensors([torch.cat(tensors) for tensors in zip(*parts, strict=True)]) if parts else before
+
+
+def _row(state_N: CarryState) -> CarryState:
+    """[N, ...] as the contract has it, [1, N, ...]."""
+    return state_N.with_tensors([tensor.unsqueeze(0) for tensor in state_N.tensors()])
+
+
+def _flat(state_BL: CarryState) -> CarryState:
+    return state_BL.with_tensors([tensor.flatten(0, 1) for tensor in state_BL.tensors()])
 
 
 def confidence_of(hidden_MD: Tensor, head_VD: Tensor) -> Tensor:
     """[M] the largest probability of each prediction."""
     head_DV = head_VD.t().to(hidden_MD.dtype)
     parts = [Distribution(part @ head_DV).p.amax(-1) for part in hidden_MD.split(chunk_of(head_VD))]
-    return torch.cat(parts) if parts else hidden_MD.new_zeros(0, dtype=torch.float32)
+    return torch.cat(parts) if parts else hidden_MD.new_zeros(0, dtype=wide(hidden_MD))

@@ -105,7 +105,9 @@ def load_start(config: TrainConfig, device: torch.device, home: Path | None = No
             found(config.model, home), device=device, dtype="float32", block_length=config.block_length,
             mask_token_id=config.mask_token_id, attention=config.attention,
         )  # fmt: skip
-    start.model.hold(config.carry)
+    with torch.random.fork_rng(devices=[]):  # the same new parameters on every process
+        torch.manual_seed(config.seed)
+        start.model.hold(config.carry)
     for parameter in start.model.parameters():
         parameter.requires_grad_(True)
     return start

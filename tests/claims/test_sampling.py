@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rcd.diffusion.noise import signed, uniform_of
 from rcd.diffusion.sampling import CHUNK, SamplingSettings, drawn, filter_top_k, filter_top_p, sample
@@ -186,3 +189,30 @@ def test_noise_is_splitmix64_of_seed_step_and_position() -> None:
 def test_seeds_keep_their_bits(seed: int) -> None:
     assert torch.tensor(signed(seed)).item() % 2**64 == seed % 2**64
     assert signed(torch.Generator().manual_seed(seed).initial_seed()) == signed(seed)
+
+
+def test_a_draw_of_fp64_logits_is_computed_in_fp64() -> None:
+    """Two ids that fp32 cannot tell apart: in fp64 the noise falls where their masses say."""
+    z = torch.tensor([[[0.0, 1e-9]]], dtype=torch.float64)
+    share = 1 / (1 + torch.tensor(1e-9, dtype=torch.float64).exp())
+    below, above = share - 1e-12, share + 1e-12
+    got = [drawn(z, SamplingSettings(1.0), noise.view(1, 1)).item() for noise in (below, above)]
+    assert got == [0, 1]
+
+
+def test_a_draw_needs_no_fp64_where_the_device_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPS."""
+
+    class Narrow(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            assert not (isinstance(out, torch.Tensor) and out.dtype == torch.float64), func
+            return out
+
+    z, noise = logits(), seeded(0).float()
+    for settings in (SamplingSettings(0.7), SamplingSettings(1.3, top_k=4, top_p=0.8, never=(3,))):
+        wanted = sample(Distribution(z), settings, noise.double())
+        with monkeypatch.context() as patched, Narrow():
+            patched.setattr("rcd.diffusion.sampling.finest", lambda device: torch.float32)
+            narrow = sample(Distribution(z), settings, noise)
+        assert torch.equal(narrow[0], wanted[0]) and torch.equal(narrow[1], wanted[1])

@@ -56,8 +56,8 @@ def test_json_has_what_the_table_has(tmp_path: Path) -> None:
     assert found == json.loads(path.read_text())
     seqd, exact, kept = found["rows"]
     assert (seqd["method"], seqd["over_seqd"], seqd["peak_gib"]) == ("SeqD", 1.0, None)
-    # both values are rounded: to 4 digits behind the point
-    assert exact["over_seqd"] == pytest.approx(exact["ms_per_step"] / seqd["ms_per_step"], abs=1e-2)
+    # all three are rounded, to 4 digits behind the point; one that was held up may be many times the other
+    assert exact["over_seqd"] == pytest.approx(exact["ms_per_step"] / seqd["ms_per_step"], abs=1e-2, rel=1e-2)
     assert kept["tokens_per_second"] > 0
     assert all(row["stock_ms"] > 0 for row in found["rows"])
     assert (found["shape"], found["device"], found["dtype"]) == ("sdar-tiny", "cpu", "float32")

@@ -15,12 +15,11 @@ from typer.testing import CliRunner
 import rcd
 from rcd.cli.main import app, main
 from rcd.models.toy import toy, toy_tokenizer
+from tests.processes import finish
 
 
 def run(*args: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rcd.cli.main", *args], input=stdin, capture_output=True, text=True, timeout=120
-    )
+    return finish([sys.executable, "-m", "rcd.cli.main", *args], stdin)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +27,7 @@ from rcd.evaluate import plots
 from rcd.evaluate.points import Point, Sweep
 from rcd.evaluate.statistics import wilson
 from rcd.models import bundled
+from tests.processes import finish
 
 
 def demo(*args: str, columns: int = 80) -> str:
@@ -156,7 +156,7 @@ def test_one_is_not_many() -> None:
 
 def test_piped_output_is_plain_text(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rcd", "demo", "--problems", "2", "--picture", str(tmp_path / "it.svg")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = finish(command)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout and "Traceback" not in done.stderr
     assert (tmp_path / "it.svg").is_file()

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,9 @@ from rcd.cli import main as cli
 from rcd.cli.main import app
 from rcd.cli.options import Interrupted, keeping_answers
 from rcd.errors import RCDError, unwritable
+from rcd.evaluate.records import read_records
 from rcd.evaluate.wording import counted, too_few
+from tests.processes import GatedChild
 
 SUDOKU = ["--task", "sudoku", "--model", "bundled:sdar-rcd", "--threshold", "0.8", "--device", "cpu"]
 
@@ -122,17 +121,14 @@ def test_an_interrupt_before_any_answer_promises_none(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rcd", "eval", *SUDOKU, "--limit", "400", "--output", str(tmp_path / "out")]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
-    )  # fmt: skip
-    records, until = tmp_path / "out" / "records.jsonl", time.monotonic() + 100
-    while not (records.is_file() and records.stat().st_size) and time.monotonic() < until:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    shown, heard = process.communicate(timeout=60)
-    assert (process.returncode, shown) == (130, "")
+    command = ["eval", *SUDOKU, "--limit", "4", "--output", str(tmp_path / "out")]
+    with GatedChild(command, "rcd.evaluate.records:Folder.append", call=2, after=True) as child:
+        child.arrive()
+        child.send(signal.SIGINT)
+        child.open()
+        code, shown, heard = child.finish()
+    assert (code, shown) == (130, "")
     last = heard.strip().splitlines()[-1]
     assert last == f"rcd: interrupted; the answers so far are in {tmp_path / 'out'}, and the same command goes on"
     assert "Traceback" not in heard and "Aborted" not in heard
+    assert len(read_records(tmp_path / "out")) == 2

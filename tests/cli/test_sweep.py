@@ -7,9 +7,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +26,7 @@ from rcd.evaluate.campaign import Entry, Grid, Place
 from rcd.evaluate.points import Sweep
 from rcd.evaluate.records import read_records
 from rcd.models import bundled
+from tests.processes import GatedChild
 
 MODELS = ["--model", "bundled:llada-seqd", "--model", "bundled:llada-rcd"]
 TASK = ["--task", "sudoku", "--limit", "3", "--thresholds", "0.6", "0.9", "--device", "cpu"]
@@ -271,34 +269,19 @@ def test_a_process_that_dies_fails_its_point_alone(tmp_path: Path, monkeypatch: 
     assert {said.place for said in heard if said.ended} == set(given.places)
 
 
-def alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_two_processes_and_an_interrupt(tmp_path: Path) -> None:
-    """Answers by two processes; an interrupt in the middle leaves what is there, and no process behind."""
-    command = [sys.executable, "-m", "rcd.cli.main", "sweep", "--output", str(tmp_path / "out"), *MODELS, *TASK]
-    command[command.index("--limit") + 1] = "40"
-    process = subprocess.Popen(
-        [*command, "--jobs", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
-    )  # fmt: skip
-    records = [tmp_path / "out" / "points" / name / "0.9" / "records.jsonl" for name in ("llada-seqd", "llada-rcd")]
-    until = time.monotonic() + 120
-    while not all(path.is_file() and path.stat().st_size for path in records) and time.monotonic() < until:
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
-    _, shown = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in shown, shown
-    assert shown.count("rcd: interrupted; the answers so far are in ") == 1
-    assert all(path.stat().st_size for path in records), "both processes had begun"
-    while time.monotonic() < until and alive(process.pid):  # python's own helper ends a moment after the others
-        time.sleep(0.05)
-    assert not alive(process.pid)
+    """Answers by two processes; an interrupt in the middle leaves what is there, and no process behind: `finish`
+    returns once the last process that has the command's stderr is gone."""
+    command = ["sweep", "--output", str(tmp_path / "out"), *MODELS, *TASK, "--jobs", "2"]
+    with GatedChild(command, "rcd.evaluate.records:Folder.append", after=True) as child:
+        child.arrive(2)
+        child.send(signal.SIGINT, group=True)  # as a terminal does
+        code, _, heard = child.finish()
+    assert code == 130 and "Traceback" not in heard, heard
+    assert heard.count("rcd: interrupted; the answers so far are in ") == 1
+    for name in ("llada-seqd", "llada-rcd"):
+        (point,) = (tmp_path / "out" / "points" / name).iterdir()
+        assert len(read_records(point)) == 1
 
 
 def test_the_time_left_knows_slow_thresholds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

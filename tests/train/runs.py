@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ QUICK = (
 )
 
 
-def flags(*extra: str) -> list[str]:
-    return [part for setting in (*QUICK.split(), *extra) for part in ("--set", setting)]
-
-
-def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "rcd.cli.main", "train", *args, "--device", "cpu"]
+def smoke(output: Path, *extra: str, stage: str = "all") -> list[str]:
+    """The arguments of `rcd` for what `run` does."""
+    settings = [part for setting in (*QUICK.split(), *extra) for part in ("--set", setting)]
+    return ["train", "smoke", "--stage", stage, "--output", str(output), "--device", "cpu", *settings]
 
 
 def run(output: Path, *extra: str, stage: str = "all", resume: bool = False) -> None:

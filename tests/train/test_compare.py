@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +19,7 @@ from rcd.evaluate.points import Point, Sweep
 from rcd.models import bundled
 from rcd.models.toy import toy, toy_tokenizer
 from rcd.train.config import TrainConfig
+from tests.processes import finish
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -42,9 +42,7 @@ compare, bundle = script("compare"), script("bundle")
 
 
 def command(*args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts/compare.py"), *args], capture_output=True, text=True, timeout=300
-    )
+    done = finish([sys.executable, str(ROOT / "scripts/compare.py"), *args])
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rcd.decode.lanes import Run
 from safetensors.torch import load_file
 
 import rcd
 from rcd.carry.loopholing import HiddenState, Loopholing
-from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.models.learnt import CARRY_FILE
 from rcd.models.lm import DiffusionLM, View
@@ -27,8 +22,9 @@ from rcd.train.objective import Objective
 from rcd.train.plan import plan
 from rcd.train.residuals import ResidualSource
 from tests.conftest import FAMILIES
-from tests.train.runs import command, flags, metrics, run, weights
-from tests.train.test_objective import BATCHING, EXAMPLES, B, batch, loss, model
+from tests.processes import finish, two_processes
+from tests.train.runs import metrics, run, smoke, weights
+from tests.train.test_objective import BATCHING, EXAMPLES, B, batch, behind, loss, model
 
 ALWAYS, NEVER = Loopholing(two_passes=1.0), Loopholing(two_passes=0.0)
 
@@ -106,8 +102,8 @@ def test_a_step_of_one_pass_gives_the_norm_a_gradient_of_zero() -> None:
 
 
 @torch.no_grad()
-def test_what_is_trained_is_what_cached_decoding_does() -> None:
-    """The second pass of the training layout against the decoder's second step, block by block behind a KV cache."""
+def test_what_is_trained_is_what_is_decoded_block_by_block() -> None:
+    """The second pass of the training layout against a second step behind the finished blocks."""
     target, given = looped("sdar"), batch()
     objective = Objective(target, carry=ALWAYS)
     frame = objective.frame(given)
@@ -118,17 +114,13 @@ def test_what_is_trained_is_what_cached_decoding_does() -> None:
     rows, slots = layout.source.unbind(1)
     for r in range(len(given.ids)):
         size = int((given.document[r] >= 0).sum())
-        run = Run.of(target, None, DecodeConfig(block_length=B).resolved(target.settings), [torch.Generator()], size)
-        position = torch.arange(size)[None]
         noisy = given.ids[r].masked_fill(given.masked[r], target.settings.mask_token_id)[None]
         for start in range(0, size, B):
-            window = slice(start, start + B)
-            view = run.target.view(position[:, window], position[:, : start + B])
-            first = target(noisy[:, window], view, ALWAYS, HiddenState(torch.zeros(1, B, 64).double()))
-            second = target(noisy[:, window], view, ALWAYS, HiddenState(first.hidden)).hidden[0]
+            cold = HiddenState(torch.zeros(1, B, 64).double())
+            first = behind(target, given.ids[r : r + 1], noisy, start, ALWAYS, cold)
+            second = behind(target, given.ids[r : r + 1], noisy, start, ALWAYS, HiddenState(first))[0]
             here = (rows == r) & (slots >= start) & (slots < start + B)
             torch.testing.assert_close(trained[here], second[slots[here] - start], atol=1e-9, rtol=0)
-            run.target.store(given.ids[r : r + 1, window], view)
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -299,11 +291,7 @@ def test_lora_trains_the_norm_too(tmp_path: Path) -> None:
 
 
 def test_two_processes_with_fsdp2_have_the_loss_of_one(whole: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29537"]
-    done = subprocess.run(
-        [*launch, *command("smoke", "--output", str(tmp_path / "two"), *flags(*LOOP))[1:]],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = finish(two_processes("rcd", *smoke(tmp_path / "two", *LOOP)))
     assert done.returncode == 0, done.stderr[-3000:]
     for one, two in zip(metrics(whole / "target"), metrics(tmp_path / "two/target"), strict=True):
         assert two["loss"] == pytest.approx(one["loss"], abs=1e-3)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +13,8 @@ import rcd
 from rcd.cli.options import Interrupted
 from rcd.cli.train import train
 from rcd.errors import RCDError
-from tests.train.runs import QUICK, command, flags, metrics, run, weights
+from tests.processes import GatedChild, finish, two_processes
+from tests.train.runs import QUICK, metrics, run, smoke, weights
 
 
 def test_both_stages_learn_and_export_ordinary_folders(unbroken: Path) -> None:
@@ -35,38 +31,50 @@ def test_both_stages_learn_and_export_ordinary_folders(unbroken: Path) -> None:
     assert target.generate("12+3=?", rcd.DecodeConfig(max_new_tokens=8)).results[0].tokens > 0
 
 
-def test_killed_at_a_random_step_and_resumed_it_ends_with_the_same_weights(unbroken: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("function", "call", "after", "logged", "saved", "half"),
+    [
+        ("rcd.train.loop:Trainer.step", 17, False, 4, [3], []),  # in the fifth step of stage 2
+        ("torch.distributed.checkpoint:save", 6, True, 6, [3], [".writing-00000006"]),  # in its second save
+        ("rcd.train.loop:write_trained", 2, False, 12, [9, 12], []),  # before its export
+    ],
+    ids=["step", "save", "export"],
+)
+def test_killed_and_resumed_it_ends_with_the_same_weights(
+    function: str,
+    call: int,
+    after: bool,
+    logged: int,
+    saved: list[int],
+    half: list[str],
+    unbroken: Path,
+    tmp_path: Path,
+) -> None:
     output = tmp_path / "killed"
-    process = subprocess.Popen(command("smoke", "--output", str(output), *flags()), stdout=subprocess.DEVNULL)
-    wanted = random.randrange(1, 11)
-    log = output / "target" / "metrics.jsonl"
-    deadline = time.time() + 90
-    while time.time() < deadline and not (log.is_file() and len(log.read_text().splitlines()) >= wanted):
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (output / "target" / "model").exists(), "it was quicker than the kill"
+    with GatedChild(smoke(output), function, call, after) as child:
+        child.arrive()
+        child.kill()
+    target = output / "target"
+    assert [row["step"] for row in metrics(target)] == list(range(1, logged + 1))
+    checkpoints = sorted(path.name for path in (target / "checkpoints").iterdir())
+    assert checkpoints == [*half, *(f"step-{step:08d}" for step in saved)] and not (target / "model").exists()
     run(output, resume=True)
-    ours, theirs = weights(output / "target"), weights(unbroken / "target")
+    assert [row["step"] for row in metrics(target)] == list(range(1, 13))
+    ours, theirs = weights(target), weights(unbroken / "target")
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
 
 def test_sigterm_saves_and_exits_cleanly(unbroken: Path, tmp_path: Path) -> None:
     output = tmp_path / "stopped"
     extra = ("save_every=1000",)
-    process = subprocess.Popen(
-        command("smoke", "--output", str(output), "--stage", "reference", *flags(*extra)),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "step 3/" in line:
-            process.send_signal(signal.SIGTERM)
-            break
-    rest, errors = process.communicate(timeout=90)
-    assert process.returncode == 0, errors
-    assert "go on with --resume" in rest
-    assert len(list((output / "reference" / "checkpoints").glob("step-*"))) == 1
+    with GatedChild(smoke(output, *extra, stage="reference"), "rcd.train.loop:Trainer.step", call=4) as child:
+        child.arrive()
+        child.send(signal.SIGTERM)
+        child.open()
+        code, shown, heard = child.finish()
+    assert code == 0, heard
+    assert "go on with --resume" in shown
+    assert [path.name for path in (output / "reference" / "checkpoints").iterdir()] == ["step-00000004"]
     run(output, *extra, stage="reference", resume=True)
     ours, theirs = weights(output / "reference"), weights(unbroken / "reference")
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
@@ -74,11 +82,7 @@ def test_sigterm_saves_and_exits_cleanly(unbroken: Path, tmp_path: Path) -> None
 
 def test_two_processes_with_fsdp2_have_the_loss_of_one(unbroken: Path, tmp_path: Path) -> None:
     output = tmp_path / "two"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29533"]
-    done = subprocess.run(
-        [*launch, "-m", "rcd.cli.main", "train", "smoke", "--output", str(output), "--device", "cpu", *flags()],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = finish(two_processes("rcd", *smoke(output)))
     assert done.returncode == 0, done.stderr[-3000:]
     for stage in ("reference", "target"):
         for one, two in zip(metrics(unbroken / stage), metrics(output / stage), strict=True):
@@ -93,12 +97,7 @@ def test_two_processes_whose_rows_do_not_split_evenly_do_not_wait_for_each_other
     """5 held-out rows, one a pass; recycling and noisier residuals draw alike on both processes."""
     extra = ["validation=5", "device_batch=1", "max_steps=2", "validate_every=1"]
     beyond = ["residual.recycling=2", "residual.noisier=0.3", "residual.dropout=0.5"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29534"]
-    done = subprocess.run(
-        [*launch, "-m", "rcd", "train", "smoke", "--stage", "target", "--output", str(tmp_path / "two"),
-         "--device", "cpu", *flags(*extra, *beyond)],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    done = finish(two_processes("rcd", *smoke(tmp_path / "two", *extra, *beyond, stage="target")))
     assert done.returncode == 0, done.stderr[-3000:]
     run(tmp_path / "one", *extra, *beyond, stage="target")
     for one, two in zip(metrics(tmp_path / "one/target"), metrics(tmp_path / "two/target"), strict=True):

@@ -13,6 +13,8 @@ from rcd.errors import RCDError
 from rcd.evaluate import answers, spelling, verifier
 from rcd.evaluate.answers import check_gold, final, right
 
+CPU_SECONDS = 5
+"""Of the test's own thread, so that a busy machine takes nothing of it; over a hundred times what is needed."""
 RIGHT = [
     # where the answer stands
     ("18", r"There are 9 pens in a box, so 9 * 2 = \boxed{18} pens."),
@@ -301,11 +303,11 @@ def test_one_spelling_stays_as_it_is() -> None:
 
 def test_whole_numbers_need_no_process_and_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verifier._PROCESS, "ask", lambda *_: pytest.fail("a whole number was sent to math-verify"))
-    began = time.perf_counter()
+    began = time.thread_time()
     for value in range(3000):
         assert right(str(value), rf"Some text before. \boxed{{{value}}}")
         assert not right(str(value), f"Some text before.\n#### {value + 1}")
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < CPU_SECONDS
 
 
 def test_a_formula_that_hangs_is_wrong_and_the_next_one_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,6 +357,6 @@ def test_no_text_raises() -> None:
     "piece", ["(", "$", r"\(", "answer is ", "1", "a", "1,", "**", r"\boxed{", "√(", "9 ", " ", "-"]
 )
 def test_a_long_text_is_read_in_little_time(piece: str) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     assert not right("18", piece * (100_000 // len(piece)))
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < CPU_SECONDS

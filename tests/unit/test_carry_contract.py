@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rcd import registry
 from rcd.carry.base import Carry, CarryState, learnt_by, make, places, trained_names
@@ -94,6 +95,7 @@ def test_the_declarations_are_those_of_the_methods(carry: Carry, dtype: torch.dt
     assert [(t.shape, t.dtype) for t in cold.tensors()] == [(t.shape, t.dtype) for t in state.tensors()]
     assert all(tensor.shape[:2] == (B, L) for tensor in state.tensors())
     assert (cold.alpha is None) == (state.alpha is None)
+    assert (state.alpha is None) == (state.delta is None)
     if state.alpha is not None:
         assert state.alpha.shape == (B, L) and state.alpha.dtype == torch.promote_types(dtype, torch.float32)
         assert float(state.alpha.max()) <= carry.strongest + 1e-6
@@ -199,3 +201,35 @@ def test_every_setting_has_a_default_and_a_help_text(name: str) -> None:
     assert [entry.name for entry in entries(kind)] == [field.name for field in fields(kind)]
     assert all(entry.help for entry in entries(kind))
     assert make(name) == kind()
+
+
+class Dtypes(TorchDispatchMode):
+    """The dtypes of all that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.seen |= {one.dtype for one in (out if isinstance(out, tuple | list) else (out,)) if torch.is_tensor(one)}
+        return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("carry", [one for one in CASES if not one.start_draws], ids=repr)
+def test_fp64_is_computed_in_fp64_and_nothing_else_is(carry: Carry, dtype: torch.dtype) -> None:
+    """A Dirichlet draw is fp32 everywhere, so that its numbers are the same."""
+    book, learnt = codebook(dtype), learnt_of(carry, dtype)
+    inputs = [predicted(seed, dtype).logits for seed in (1, 2)]
+    embeds = normal(B, L, D, seed=9, dtype=dtype)
+    with Dtypes() as dtypes:
+        given = None if carry.start_pass == "none" else Distribution(inputs[0])
+        state = carry.begin(given, Passes((B, L, V), torch.device("cpu")), book)
+        if carry.step_pass != "none":
+            state = carry.refresh(state, Distribution(inputs[1]), book)
+        carry.inject(embeds, EVERYWHERE, state, learnt)
+        state = carry.update(state, Distribution(inputs[0]), embeds, book)
+        carry.inject(embeds, EVERYWHERE, state, learnt)
+    others = {torch.float32, torch.bfloat16} if dtype == torch.float64 else {torch.float64}
+    assert not dtypes.seen & others

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +17,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate.evaluation import compare_runs, evaluate, interval, point_of, summary
 from rcd.evaluate.records import Record, read_records, read_run, repair
+from tests.processes import FAILSAFE, GatedChild
 
 NAME = "bundled:sdar-rcd"
 ITEMS = list(problems("sudoku", "test", 6, seed=3))
@@ -66,16 +62,21 @@ def test_results_depend_neither_on_the_batch_nor_on_the_processes(
     samples = 2 if temperature else 1
     run(pipeline, tmp_path / "1", config=config, samples=samples, batch=1)
     run(pipeline, tmp_path / "4", config=config, samples=samples, batch=4)
-    barrier = threading.Barrier(2, timeout=120)  # two threads instead of processes, which meet in the same places
-    with ThreadPoolExecutor(2) as pool:
-        both = [
-            pool.submit(
-                run, pipeline, tmp_path / "two", config=config, samples=samples, process=process, processes=2,
+    barrier = threading.Barrier(2, timeout=FAILSAFE)  # two threads instead of processes, which meet in the same places
+
+    def share(process: int) -> Any:
+        try:
+            return run(
+                pipeline, tmp_path / "two", config=config, samples=samples, process=process, processes=2,
                 wait=barrier.wait,
-            )
-            for process in (0, 1)
-        ]  # fmt: skip
-        assert both[0].result()["accuracy"] == both[1].result()["accuracy"]
+            )  # fmt: skip
+        except BaseException:
+            barrier.abort()  # the other does not wait for it
+            raise
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(share, (0, 1))
+    assert first["accuracy"] == second["accuracy"]
     assert told(tmp_path / "1") == told(tmp_path / "4") == told(tmp_path / "two")
     assert sorted(path.name for path in (tmp_path / "two").iterdir()) == ["records.jsonl", "run.json"]
 
@@ -97,33 +98,20 @@ def test_an_interrupted_run_goes_on_where_it_stopped(pipeline: rcd.Pipeline, who
     assert (folder / "records.jsonl").read_text().splitlines(keepends=True)[:2] == lines[:2]  # not decoded again
 
 
-KILLED = """
-import sys
-import torch; torch.set_num_threads(1)
-import rcd
-from rcd.data.tasks.base import problems
-from rcd.decode.config import DecodeConfig
-from rcd.evaluate.evaluation import evaluate
-evaluate(rcd.load("bundled:sdar-rcd", device="cpu"), list(problems("sudoku", "test", 6, seed=3)),
-         DecodeConfig(threshold=0.8), sys.argv[1], model="bundled:sdar-rcd", task="sudoku",
-         say=lambda *_: print("answered", flush=True))
-"""
-
-
 @pytest.mark.parametrize("after", [1, 4])
-def test_a_kill_loses_no_item_and_counts_none_twice(after: int, whole: Path, tmp_path: Path) -> None:
+def test_a_kill_loses_no_item_and_counts_none_twice(
+    after: int, pipeline: rcd.Pipeline, whole: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "killed"
-    command = [sys.executable, "-c", KILLED, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for _ in range(after):
-            process.stdout.readline()
-        time.sleep(0.01 * after)
-        os.kill(process.pid, signal.SIGKILL)
-    held = len(read_records(folder))
-    assert after <= held < 6
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    assert told(folder) == told(whole)
+    command = ["eval", "--task", "sudoku", "--model", NAME, "--threshold", "0.8", "--limit", "6", "--task-seed", "3"]
+    command += ["--device", "cpu", "--output", str(folder)]
+    with GatedChild(command, "rcd.evaluate.records:Folder.append", call=after, after=True) as child:
+        child.arrive()
+        child.kill()
+    held = (folder / "records.jsonl").read_text()
+    assert len(read_records(folder)) == held.count("\n") == after
+    run(pipeline, folder)
+    assert told(folder) == told(whole) and (folder / "records.jsonl").read_text().startswith(held)
 
 
 def test_other_settings_are_refused_in_the_same_folder(pipeline: rcd.Pipeline, whole: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from rcd.evaluate.evaluation import evaluate
 from rcd.evaluate.requests import Answerer
 from rcd.evaluate.sweep import steps_of
 from rcd.models.toy import toy, toy_tokenizer
+from tests.processes import finish, two_processes
 
 NAME = "bundled:words-rcd"
 ITEMS = list(problems("words", "test", 6))
@@ -139,9 +139,7 @@ def test_two_processes_share_the_requests(tasks: Path, tmp_path: Path) -> None:
     """The same results as one has; every request's cost is told once."""
     given = ["lm-eval", "--model", NAME, "--tasks", "own_words", "--include-path", str(tasks), "--limit", "5"]
     given += ["--device", "cpu", "--threshold", "0.9", "--json", "--output"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29541"]
-    command = [*launch, "-m", "rcd", *given, str(tmp_path / "two")]
-    two = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    two = finish(two_processes("rcd", *given, str(tmp_path / "two")))
     assert two.returncode == 0, two.stderr
     one = CliRunner().invoke(app, [*given, str(tmp_path / "one")])
     first, second = json.loads(one.stdout), json.loads(two.stdout)
@@ -229,7 +227,7 @@ def test_without_lm_eval_the_module_is_imported_and_says_what_to_install(tmp_pat
         "import rcd.evaluate.harness as h\n"
         "try:\n    h.RCDModel\nexcept h.RCDError as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = finish([sys.executable, "-c", code])
     assert done.stdout.strip() == harness.MISSING, done.stderr
 
 

@@ -65,6 +65,62 @@ def test_a_bad_value_is_one_sentence(given: dict[str, Any], sentence: str) -> No
         assert str(caught.value).startswith(sentence) and "\n" not in str(caught.value)
 
 
+@settings
+class More(Knobs):
+    """Inherits all of them."""
+
+    side: str = setting(default="right", choices=("right", "wrong"))
+    more: int = setting(default=0, help="One more.", ge=0)
+
+
+@settings
+class Needed:
+    more: int = setting(help="It must be given.", ge=0)
+
+
+def test_a_subclass_inherits_bounds_and_may_change_them() -> None:
+    assert More(more=1).side == "right" and More(more=1).share == 0.5
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"share": 2}, r"share must be in \[0, 1\], not 2; 1 is everything"),
+        ({"share": True}, r"share must be in \[0, 1\]"),
+        ({"count": 10}, "count must be a whole number from 1 to 9"),
+        ({"weight": "entrpy"}, "unknown alpha 'entrpy'"),
+        ({"side": "left"}, "unknown side 'left'; choose from: right, wrong"),
+        ({"more": -1}, "more must be a whole number of 0 or more"),
+        ({"count": 7}, "count cannot be 7"),
+        ({"shar": 1}, "More has no setting 'shar'"),
+    ]
+    for given, sentence in cases:
+        with pytest.raises(RCDError, match=sentence):
+            More(**{"more": 1, **given})
+    found = {entry.name: entry for entry in entries(More)}
+    assert found["share"] == {entry.name: entry for entry in entries(Knobs)}["share"]
+    assert found["more"].default == 0 and found["side"].default == "right"
+    assert json.dumps(More(more=1, share=1).share) == "1"
+
+
+def test_a_setting_without_a_default_must_be_given() -> None:
+    assert Needed(more=2).more == 2 and entries(Needed)[0].default is dataclasses.MISSING
+    with pytest.raises(RCDError, match="Needed needs the setting 'more'"):
+        Needed()  # type: ignore[call-arg]
+    with pytest.raises(RCDError, match="more must be a whole number of 0 or more, not -1"):
+        Needed(-1)
+
+
+def test_what_a_value_must_be_can_be_said_in_words() -> None:
+    @settings
+    class Named:
+        carry: str | dict[str, int] | None = setting(default=None, choices="carry", must="a name or a mapping")
+
+    assert Named(carry="none").carry == "none" and Named(carry={"a": 1}).carry == {"a": 1}
+    for value, sentence in (
+        (3, "carry must be a name or a mapping, not 3"),
+        ("residul", r"unknown carry 'residul' \(did you mean 'residual'\?\); choose from: "),
+    ):
+        with pytest.raises(RCDError, match=sentence):
+            Named(carry=value)  # type: ignore[arg-type]
+
+
 def test_a_value_is_kept_as_it_was_given() -> None:
     """4 and 4.0 are written differently, and files of before have both."""
     assert json.dumps(dataclasses.asdict(Knobs(share=1, above=4.5)))[:24] == '{"share": 1, "count": nu'

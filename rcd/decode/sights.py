@@ -1,0 +1,209 @@
+"""The windows as the oracle has them (`rcd.decode.simple`): for every step, the positions that are read and predicted,
+and what they see, as an attention mask. One text, no cache.
+
+Shapes: T positions of the text, A of them decoded (from `origin` on), Q read, n blocks of b predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rcd.carry.base import Carry
+from rcd.decode.blocks import another, decoded_share, least
+from rcd.decode.config import CACHED, DecodeConfig
+from rcd.decode.step import Places
+from rcd.decode.stopping import is_end, unsettled
+from rcd.diffusion.commit import quota
+from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
+
+
+@dataclass(frozen=True)
+class Text:
+    """Prompt and masks, and what is decoded of them: blocks of b from `origin` on."""
+
+    ids: Tensor
+    """[T]"""
+    origin: int
+    output: Tensor
+    """[1, A] booleans: the answer."""
+    ends: Tensor
+    """[1, E] its end tokens."""
+    mask: int
+    early: bool
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], config: DecodeConfig, model: ModelSettings) -> Text:
+        b, length, new = config.block, len(prompt), config.new_tokens
+        origin = length // b * b if model.attention == "block_causal" else length
+        whole_blocks = config.window in ("blockwise", "d2f")
+        end = origin + -(-(length + new - origin) // b) * b if whole_blocks else length + new
+        area = torch.arange(origin, end)[None]
+        ends = torch.tensor([[*model.eos_token_ids, *config.stop_ids]], dtype=torch.long)
+        ids = torch.tensor([*prompt, *[model.mask_token_id] * (end - length)])
+        output = (area >= length) & (area < length + new)
+        return cls(ids, origin, output, ends, model.mask_token_id, config.eos_early_stop)
+
+    @property
+    def masked(self) -> Tensor:
+        """[1, A]"""
+        return self.ids[None, self.origin :] == self.mask
+
+    @property
+    def needed(self) -> Tensor:
+        """[1, A] the masks that must still be decoded."""
+        return unsettled(self.ids[None, self.origin :], self.masked, self.output, self.ends, self.early)
+
+    @property
+    def ended(self) -> bool:
+        return bool((is_end(self.ids[None, self.origin :], self.ends) & self.output).any())
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a pass does."""
+
+    read: Tensor
+    """[Q] the positions that it computes, rising."""
+    predicted: Tensor
+    """[n, b] those of them that it predicts."""
+    whole: bool = True
+    """Of a canvas: all of it, or a part of it and the rest as it was."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A step."""
+
+    sight: Sight
+    here: Tensor
+    """[n, b] booleans: what may be committed, and with `carry_scope="block"` carries."""
+    quota: Tensor
+    """[n]"""
+    fresh: Tensor | None = None
+    """[1, A] booleans: where the carry starts."""
+    start: Tensor | None = None
+    """[1, L] the positions that its start is about."""
+
+
+class BlockTurns:
+    """`blockwise` and `d2f`: the blocks in flight, block-causal; all before them is read again."""
+
+    def __init__(self, config: DecodeConfig, text: Text, causal: bool):
+        self.config = replace(config, blocks_in_flight=1) if config.window == "blockwise" else config
+        position, b = torch.arange(len(text.ids)), config.block
+        self.block_of = position // b if causal else (position - text.origin + b).clamp_min(0) // b
+        self.total = self._left(text.needed)
+        self.steps = torch.zeros_like(self.total)
+        self.added = 0
+        """Blocks in flight or done."""
+
+    def next(self, text: Text) -> Turn | None:
+        config, b = self.config, self.config.block
+        left, share = self._left(text.needed), decoded_share(self.total, self._left(text.needed))
+        open_ = [k for k in range(left.shape[1]) if left[0, k]]
+        more = self.added < int(self._left(text.output).bool().sum()) and not text.ended
+        first = next((k for k in open_ if k < self.added), self.added)
+        if first == self.added and not more:
+            return None
+        last = share[:, self.added - 1] if self.added else torch.ones(1)
+        fresh = bool(another(last, torch.tensor([self.added - first]), torch.tensor([more]), config))
+        self.added += fresh
+        flying = torch.zeros_like(left, dtype=torch.bool)
+        flying[0, [k for k in open_ if k < self.added]] = True
+        chosen = flying[0].nonzero().flatten()
+        wanted = least(share, flying, self.steps, torch.tensor([config.num_inference_steps or 0]), config)[0, chosen]
+        self.steps[0, chosen] += (wanted > 0).long()
+        predicted = text.origin + chosen[:, None] * b + torch.arange(b)
+        sight = Sight(torch.arange(text.origin + self.added * b), predicted)
+        here = torch.ones_like(predicted, dtype=torch.bool)
+        if not fresh:
+            return Turn(sight, here, wanted)
+        new = torch.arange(text.output.shape[1])[None] // b == self.added - 1
+        return Turn(sight, here, wanted, new, text.origin + new[0].nonzero().flatten()[None])
+
+    def _left(self, needed: Tensor) -> Tensor:
+        """[1, N] in each block."""
+        return needed.unflatten(1, (-1, self.config.block)).sum(-1)
+
+
+class CanvasTurns:
+    """`bidirectional`, `prefix` and `dual`: one current block; the whole canvas is read, or a part of it."""
+
+    block_of = None
+
+    def __init__(self, config: DecodeConfig, text: Text):
+        self.config, self.current, self.step, self.total = config, -1, 0, 0
+
+    def next(self, text: Text) -> Turn | None:
+        config, b, needed = self.config, self.config.block, text.needed
+        number = torch.arange(needed.shape[1]) // b
+        if not bool(needed.any()):
+            return None
+        first, current = self.current < 0, int(number[needed[0]][0])
+        entered = current != self.current
+        if entered:
+            self.current, self.step, self.total = current, 0, int(needed[0, number == current].sum())
+        every = config.refresh_every
+        whole = config.window not in CACHED or entered or bool(every and self.step % every == 0)
+        position, begin = torch.arange(len(text.ids)), text.origin + current * b
+        stop = None if config.window == "prefix" else begin + b
+        predicted = position[text.origin :] if whole else position[begin:stop]
+        read = position if whole else position[begin - 1 : stop]  # with the token to the left, which only looks
+        here = ((predicted - text.origin) // b == current)[None]
+        wanted = quota(torch.tensor([self.total]), config.num_inference_steps or b, torch.tensor([self.step]))
+        self.step += 1
+        sight = Sight(read, predicted[None], whole)
+        if not (first or (entered and config.carry_scope == "block")):
+            return Turn(sight, here, wanted)
+        new = (number == current)[None] if config.carry_scope == "block" else torch.ones_like(needed)
+        return Turn(sight, here, wanted, new, position[None, text.origin :])
+
+
+@dataclass
+class Reader:
+    """A model that reads the text; of a canvas it remembers what it last read whole."""
+
+    model: DiffusionLM
+    block_of: Tensor | None
+    """[T] the block of every position, for block-causal attention; None: everything sees everything."""
+    mask: int
+    before: Tensor | None = None
+
+    @property
+    def codebook(self) -> Tensor:
+        return self.model.codebook
+
+    def __call__(
+        self, ids: Tensor, view: Sight, carry: Carry | None = None, state: Any = None, inject: Tensor | None = None,
+        places: Places | None = None,
+    ) -> Prediction:  # fmt: skip
+        settings = self.model.settings
+        own = torch.where(ids == self.mask, settings.mask_token_id, ids).clamp_max(settings.vocab_size - 1)
+        embeds, at = self.model.embed(own[view.read]), torch.searchsorted(view.read, view.predicted)
+        if carry is not None and inject is not None:
+            embeds[at] = carry.inject(embeds[at], inject, state, self.model.carry_parameters)  # Eq. 2
+        hidden = self._encode(embeds, view)[(at - settings.shift).clamp_min(0)]
+        return Prediction(nn.functional.linear(hidden, self.model.head.weight, self.model.head.bias), hidden)
+
+    def _encode(self, embeds: Tensor, view: Sight) -> Tensor:
+        read = view.read
+        if self.block_of is not None:
+            block = self.block_of[read]
+            return self.model.encode(embeds[None], View(read[None], (block[:, None] >= block)[None, None]))[0]
+        if view.whole:
+            self.before = embeds
+            return self.model.encode(embeds[None], View(read[None]))[0]
+        assert self.before is not None
+        # keys: the canvas as it was, but for the part; and the part, but for the token that only looks
+        old, looking = len(self.before), 1
+        sees = torch.ones(old + len(read), old + len(read), dtype=torch.bool)
+        sees[:old, old:] = False
+        sees[old:, :old] = (torch.arange(old)[:, None] != read[looking:]).all(-1)
+        sees[old:, old : old + looking] = False
+        both = torch.cat((self.before, embeds))[None], torch.cat((torch.arange(old), read))[None]
+        return self.model.encode(both[0], View(both[1], sees[None, None]))[0, old:]

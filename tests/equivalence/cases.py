@@ -1,0 +1,147 @@
+"""The cases of the fuzz: random models, carries, rules, windows, settings and company, each from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from rcd.api import Pipeline
+from rcd.carry.base import Carry
+from rcd.carry.iter_smooth import IterSmooth
+from rcd.carry.latent_refinement import LatentRefinement
+from rcd.carry.loopholing import Loopholing
+from rcd.carry.none import NoCarry
+from rcd.carry.residual import Residual
+from rcd.carry.soft_mask import SoftMask
+from rcd.carry.token_merge import TokenMerge
+from rcd.decode.config import DecodeConfig, fitting
+from rcd.models.toy import toy
+
+VOCAB, MOST_PROMPT, LONG_PROMPT = 48, 12, 40
+MASK, EOT, EOS = VOCAB - 3, VOCAB - 2, VOCAB - 1
+ENDS = (EOT, EOS)
+ALPHAS = ("entropy", "confidence", "fixed", "one", "top1", "inverse_entropy")
+CANVAS = ("bidirectional", "prefix", "dual")
+LETTERS = 10
+"""Of the texts: few, so that a stop string of two or three is found now and then."""
+
+
+def words(ids: Sequence[int]) -> str:
+    """Token ids as a text."""
+    return "".join(chr(ord("a") + token % LETTERS) for token in ids)
+
+
+@cache
+def model(family: str, seed: int, learnt: bool) -> Pipeline:
+    made = toy(
+        family, seed=seed, vocab=VOCAB, width=32, heads=2, layers=2, context=256, spread=(0.5, 1.0, 2.0)[seed % 3]
+    )
+    made.model.double()
+    if learnt:
+        made.model.hold(Loopholing())
+    return Pipeline(made)
+
+
+@dataclass
+class Case:
+    """Requests with the configurations of one engine."""
+
+    family: str
+    pipeline: Pipeline
+    reference: Pipeline | None
+    prompts: list[list[int]]
+    configs: list[DecodeConfig]
+    """Resolved; the engine's part is the same in all."""
+    rows: int
+    watch: bool
+    lag: int = 0
+    """1: the host hears of a step when it has launched the next, as on a GPU."""
+    spare: int = 0
+    """Positions of an engine's row beside those that are needed."""
+    piece: int = 512
+    """Prompt tokens of one prefill pass, at most."""
+    budget: int = 512
+    """Of all prefill passes between two steps."""
+
+
+def carry_of(draw: random.Random, deep: bool) -> Carry:
+    if deep or draw.random() < 0.4:
+        return Residual(
+            alpha="entropy" if deep else draw.choice(ALPHAS),
+            alpha_scale=draw.choice([1.0, 1.0, 0.5]), alpha_most=draw.choice([1.0, 1.0, 0.8]),
+            start=draw.choice(["zero", "zero", "zero", "self", "dirichlet", "reference"]),
+            t_res=draw.choice([1.0, 1.0, 0.8, 1.5]), t_res_on=draw.choice(["alpha", "both"]),
+            t_res_at_start=draw.random() < 0.3, source=draw.choice(["self"] * 5 + ["reference"]),
+        )  # fmt: skip
+    rivals: list[Carry] = [
+        NoCarry(), Loopholing(), IterSmooth(), TokenMerge(top_k=draw.choice([1, 3])), SoftMask(), LatentRefinement()
+    ]  # fmt: skip
+    return draw.choice(rivals)
+
+
+def stop_of(draw: random.Random) -> tuple[str, ...]:
+    if draw.random() < 0.75:
+        return ()
+    return tuple(words([draw.randrange(LETTERS) for _ in range(draw.choice([1, 2, 2, 3]))]) for _ in range(2))
+
+
+def request_of(draw: random.Random, carry: Carry, deep: bool) -> dict[str, Any]:
+    """`deep`: one that takes many steps with a residual that is felt."""
+    drawn = draw.random() < 0.4
+    scales = [0.0, 0.5, 1.0] if carry.scalable else [0.0, 1.0]
+    return dict(
+        max_new_tokens=draw.randint(12, 28) if deep else draw.randint(1, 28),
+        threshold=draw.choice([0.7, 0.9, 0.97, 1.0] if deep else [0.2, 0.5, 0.7, 0.9, 0.97, 1.0]),
+        factor=draw.choice([0.5, 1.0, 2.0]), num_inference_steps=draw.choice([None, None, None, 2, 5]),
+        temperature=draw.choice([0.5, 1.0, 1.7]) if drawn else 0.0, top_k=draw.choice([0, 0, 5, 20]),
+        top_p=draw.choice([1.0, 1.0, 0.8]), seed=draw.randint(0, 2**40),
+        residual_scale=1.0 if deep else draw.choice([1.0, 1.0, *scales]),
+        stop_ids=(draw.randrange(40),) if draw.random() < 0.2 else (),
+        logprobs=draw.choice([None, None, None, 0, 3]), stop=() if deep else stop_of(draw),
+    )  # fmt: skip
+
+
+def case_of(seed: int) -> Case:
+    draw = random.Random(seed)
+    deep = draw.random() < 0.66
+    family, carry = draw.choice(["sdar", "sdar", "llada", "llada", "dream"]), carry_of(draw, deep)
+    pipeline = model(family, draw.randrange(6), isinstance(carry, Loopholing))
+    reference = model(family, 17 + draw.randrange(2), False) if carry.needs_reference else None
+    window = draw.choice(fitting(pipeline.settings))
+    block = draw.choice([2, 3, 4, 8, 16])
+    common: dict[str, Any] = dict(
+        carry=carry, window=window, block_length=block if window not in CANVAS or draw.random() < 0.8 else None,
+        commit=draw.choice(["threshold"] * 4 + ["topm", "factor", "sequential"]),
+        carry_scope=draw.choice(["canvas", "block"]), blocks_in_flight=draw.choice([1, 2, 3, 4]),
+        block_add_threshold=draw.choice([0.1, 0.5, 0.9]), decoded_token_threshold=draw.choice([0.3, 0.95]),
+        refresh_every=draw.choice([None, 1, 2, 3]) if window in ("prefix", "dual") else None,
+        confidence=draw.choice([None, "tempered", "untempered"]), eos_early_stop=draw.random() < 0.7,
+        eos_suppression=draw.choice(["none", "none", "logits", "confidence"]), delta="exact",
+        passes=draw.choice([None, None, "stock"]), batch_invariant=draw.random() < 0.3,
+    )  # fmt: skip
+    count, longest = draw.randint(1, 5), LONG_PROMPT if draw.random() < 0.25 else MOST_PROMPT
+    prompts = [[draw.randrange(40) for _ in range(draw.randint(1, longest))] for _ in range(count)]
+    wishes = [request_of(draw, carry, deep and not k) for k in range(count)]
+    if common["block_length"] is None:  # a canvas that is one block: the engine's block is that of one length
+        wishes = [{**wish, "max_new_tokens": wishes[0]["max_new_tokens"]} for wish in wishes]
+    configs = [_resolved(pipeline, common, wish, len(prompt)) for wish, prompt in zip(wishes, prompts, strict=True)]
+    block = max(config.block for config in configs) if window in CANVAS else configs[0].block
+    configs = [replace(config, block_length=block if common["block_length"] else config.block) for config in configs]
+    one = configs[0].engine(pipeline.settings)
+    kept = [k for k, config in enumerate(configs) if config.engine(pipeline.settings) == one]
+    prompts, configs, count = [prompts[k] for k in kept], [configs[k] for k in kept], len(kept)
+    piece = draw.choice([4, 8, 16]) if longest == LONG_PROMPT else 512
+    return Case(
+        family, pipeline, reference, prompts, configs, draw.randint(1, max(1, count - 1)), draw.random() < 0.8,
+        lag=draw.randrange(2), spare=draw.choice([0, 0, 0, 7, 64]), piece=piece,
+        budget=draw.choice([1, piece, 512]),
+    )  # fmt: skip
+
+
+def _resolved(pipeline: Pipeline, common: dict[str, Any], wish: dict[str, Any], prompt: int) -> DecodeConfig:
+    """The texts of a stop string are made here by `words`, so that no tokenizer is needed."""
+    resolved = pipeline.resolve(DecodeConfig(**common, **{**wish, "stop": ()}), prompt)
+    return replace(resolved, stop=wish["stop"])

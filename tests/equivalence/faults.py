@@ -1,0 +1,261 @@
+"""Faults planted in the engine, each a change of one function that the oracle does not call; the fuzz must catch them.
+
+    python -m tests.equivalence.faults      # the first case that catches each
+
+What belongs to both (a step's rules, noise, thresholds of blocks in flight) cannot be caught so; `tests/claims` has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from rcd.decode import blocks, canvas, rows
+from rcd.decode.blocks import Blocks
+from rcd.decode.canvas import Canvas
+from rcd.decode.fused import FusedBackbone
+from rcd.decode.model import SlotModel
+from rcd.decode.rows import Pass, Region, Rows
+from rcd.decode.slots import Slots
+from rcd.decode.step import Rules
+from rcd.decode.stock import Place
+from rcd.diffusion.noise import uniform_of
+from tests.equivalence import fuzz
+
+Patch = pytest.MonkeyPatch
+
+
+def wrapped(patch: Patch, where: Any, name: str, around: Callable[..., Any]) -> None:
+    """`around` gets the function and its arguments."""
+    real = getattr(where, name)
+    patch.setattr(where, name, lambda *given, **named: around(real, *given, **named))
+
+
+def entering(patch: Patch, change: Callable[[Rows, int, Callable[[], None]], None]) -> None:
+    """`change` does what a row does when a request enters it."""
+
+    def enter(real: Any, self: Rows, row: int, *given: Any, **values: Any) -> None:
+        change(self, row, lambda: real(self, row, *given, **values))
+
+    wrapped(patch, Rows, "enter", enter)
+
+
+def stale_carry(patch: Patch) -> None:
+    """A row is used again, and what the request before carried is still there."""
+
+    def change(self: Rows, row: int, enter: Callable[[], None]) -> None:
+        kept = [each.clone() for each in self.carry.tensors()]
+        enter()
+        for each, old in zip(self.carry.tensors(), kept, strict=True):
+            each.copy_(old)
+
+    entering(patch, change)
+
+
+def stale_stop_ids(patch: Patch) -> None:
+    """A row is used again, and the tokens that ended the request before end this one."""
+
+    def change(self: Rows, row: int, enter: Callable[[], None]) -> None:
+        old = self.ends[row].clone()
+        enter()
+        if (old >= 0).any():
+            self.ends[row] = old
+
+    entering(patch, change)
+
+
+def stale_steps(patch: Patch) -> None:
+    """A row is used again, and its blocks go on counting steps."""
+
+    def change(self: Rows, row: int, enter: Callable[[], None]) -> None:
+        old = self.step.clone()
+        enter()
+        self.step.copy_(old)
+
+    entering(patch, change)
+
+
+def swapped_seed(patch: Patch) -> None:
+    """A request draws by the seed of the row's last one."""
+
+    def change(self: Rows, row: int, enter: Callable[[], None]) -> None:
+        old = self.seed[row].clone()
+        enter()
+        if int(old):
+            self.seed[row] = old
+
+    entering(patch, change)
+
+
+def knobs(patch: Patch, change: Callable[[Pass, Rows, Any], Any]) -> None:
+    """`change` makes other knobs of what a step is asked."""
+
+    def asked(real: Any, self: Pass, of: Rows, *given: Any) -> Any:
+        found = real(self, of, *given)
+        return replace(found, knobs=change(self, of, found.knobs))
+
+    wrapped(patch, Pass, "asked", asked)
+
+
+def neighbour(own: Pass, of: Rows) -> torch.Tensor:
+    """The row beside each that a pass predicts for."""
+    return (own.row + 1) % (of.nobody + 1)
+
+
+def neighbours_threshold(patch: Patch) -> None:
+    knobs(patch, lambda own, of, k: replace(k, threshold=of.threshold[neighbour(own, of)][:, None]))
+
+
+def neighbours_temperature(patch: Patch) -> None:
+    def change(own: Pass, of: Rows, k: Any) -> Any:
+        drawn = isinstance(k.temperature, torch.Tensor)
+        return replace(k, temperature=of.temperature[neighbour(own, of)][:, None]) if drawn else k
+
+    knobs(patch, change)
+
+
+def wrong_scale(patch: Patch) -> None:
+    """The residual's weight is left as it is."""
+    knobs(patch, lambda own, of, k: replace(k, scale=None))
+
+
+def noise_of_another_step(patch: Patch) -> None:
+    def asked(real: Any, self: Pass, of: Rows, terms: Any, features: Any) -> Any:
+        found = real(self, of, terms, features)
+        if found.noise is None:
+            return found
+        place = rows.picked(self.seen.position, self.row, self.block, terms.b)
+        noise = uniform_of(of.seed[self.row][:, None], of.denoised[self.row][:, None] + 1, place)
+        return replace(found, noise=noise)
+
+    wrapped(patch, Pass, "asked", asked)
+
+
+def position_off_by_one(patch: Patch) -> None:
+    """Of all tokens behind the third."""
+
+    def turns(real: Any, self: FusedBackbone, capacity: int) -> Any:
+        return tuple(torch.cat((each[:3], each[2:-1])) for each in real(self, capacity))
+
+    def position(real: Any, self: Place, length: int, device: torch.device) -> torch.Tensor:
+        found: torch.Tensor = real(self, length, device)
+        return found - (found > 2).long()
+
+    wrapped(patch, FusedBackbone, "turns", turns)
+    wrapped(patch, Place, "position", position)
+
+
+def ignored_t_res(patch: Patch) -> None:
+    """The logits' summary reads the entropy at temperature 1."""
+
+    def summarising(real: Any, self: Rules, *given: Any) -> Rules:
+        made: Rules = real(self, *given)
+        assert made.summarise is not None
+        found = made.summarise
+
+        def at_one(logits: torch.Tensor) -> Any:
+            read: Any = replace(found, t_res=1.0)(logits)
+            read.how = found
+            return read
+
+        return replace(made, summarise=at_one)  # type: ignore[arg-type]
+
+    wrapped(patch, Rules, "summarising", summarising)
+
+
+def lost_piece(patch: Patch) -> None:
+    """Pieces of a prompt behind the first are not read."""
+
+    def call(real: Any, self: SlotModel, ids: Any, slots: Slots, *given: Any, **named: Any) -> Any:
+        plain = not given and not named
+        return None if plain and int(slots.start[0]) > 0 else real(self, ids, slots, *given, **named)
+
+    wrapped(patch, SlotModel, "__call__", call)
+
+
+def quota_off(patch: Patch) -> None:
+    """The schedule's remainder comes a step early on a canvas."""
+    wrapped(patch, canvas, "quota", lambda real, total, steps, step: real(total, steps, step + 1))
+
+
+def forgotten_shift(patch: Patch) -> None:
+    """Dream's outputs predict their own positions."""
+
+    def slots(real: Any, self: Canvas, *given: Any) -> Any:
+        ids, made = real(self, *given)
+        return ids, replace(made, sources=None)
+
+    wrapped(patch, Canvas, "_slots", slots)
+
+
+def block_not_stored(patch: Patch) -> None:
+    """The keys and values of a finished block stay those of its last step."""
+
+    def placed(real: Any, self: Blocks, of: Rows, *given: Any) -> Any:
+        took, storing, row, block = real(self, of, *given)
+        return took, storing, torch.where(block < 0, of.nobody, row), block
+
+    wrapped(patch, Blocks, "_placed", placed)
+
+
+def carried_on(patch: Patch) -> None:
+    """A finished block's state goes on in the next block that takes its place."""
+    for room in (blocks, canvas):
+        wrapped(patch, room, "hand_on", lambda real, of, made, after, keep: real(of, made, after, keep | True))
+
+
+def never_refreshed(patch: Patch) -> None:
+    """A cached canvas is read whole at a block's start alone."""
+    patch.setattr(Canvas, "every", property(lambda self: 1 if self.shared else None))
+
+
+def answer_too_long(patch: Patch) -> None:
+    """One position behind the answer counts as part of it."""
+
+    def of(real: Any, found: Rows, *given: Any) -> Region:
+        found.limit.add_(1)
+        try:
+            return real(found, *given)  # type: ignore[no-any-return]
+        finally:
+            found.limit.sub_(1)
+
+    patch.setattr(Region, "of", staticmethod(_around(Region.of, of)))
+
+
+def _around(real: Any, around: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *given, **named: around(real, *given, *named.values())
+
+
+FAULTS: dict[str, tuple[Callable[[Patch], None], int]] = {
+    fault.__name__: (fault, seed)  # type: ignore[attr-defined]
+    for fault, seed in (
+        (stale_carry, 9), (stale_stop_ids, 33), (stale_steps, 9), (swapped_seed, 0), (neighbours_threshold, 0),
+        (neighbours_temperature, 0), (wrong_scale, 0), (noise_of_another_step, 0), (position_off_by_one, 0),
+        (ignored_t_res, 0), (lost_piece, 1), (quota_off, 8), (forgotten_shift, 3), (block_not_stored, 2),
+        (carried_on, 0), (never_refreshed, 3), (answer_too_long, 0),
+    )
+}  # fmt: skip
+"""With the first case of the fuzz that catches it."""
+
+
+def caught(fault: Callable[[Patch], None], seed: int) -> str | None:
+    """What a case says of the fault."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        return fuzz.check(seed)[0]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for name, (fault, _) in FAULTS.items():
+        found = ((seed, caught(fault, seed)) for seed in range(200))
+        first = next(((seed, said) for seed, said in found if said), None)
+        print(f"{name}: {'NOT CAUGHT by 200 cases' if first is None else first[1]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
