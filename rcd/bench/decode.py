@@ -1,121 +1,61 @@
-"""What a decoding step costs, against what the memory allows.
+"""What a decoding step costs, against the stock loop and against what the memory allows.
 
-Commits are scripted (so many tokens of a block a step, the leftmost first), so that random weights, SeqD and RCD do
-equal work.
+All methods take turns in one process: in every round each of them takes a step (or, where steps are of several kinds or
+overlap with the host, decodes to the end), so that noise falls on all alike and ratios are those of a round.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from statistics import median
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from statistics import fmean, median, quantiles
 from typing import Any
 
 import torch
 
-from rcd.carry.base import Carry
-from rcd.carry.none import NoCarry
-from rcd.carry.residual import Residual
-from rcd.decode.config import DELTAS, DecodeConfig, fitting
-from rcd.decode.events import Finished
-from rcd.decode.lanes import Lane
-from rcd.engine.backbone import position_bytes
-from rcd.engine.engine import Engine, Request
-from rcd.errors import RCDError, one_of, whole
-from rcd.models.lm import DiffusionLM, ModelSettings
+from rcd.bench.limits import step_bytes, timed
+from rcd.bench.stock import Loop
+from rcd.bench.workload import SEQD, STEPWISE, Method, Workload
+from rcd.decode.config import capacity_for
+from rcd.decode.engine import Engine
+from rcd.decode.events import Failed
+from rcd.decode.probe import Look
+from rcd.errors import RCDError
+from rcd.models.lm import DiffusionLM
+from rcd.residual.alpha import normalised
 
-CARRIES = ("none", "residual")
-WINDOWS = ("blockwise", "d2f", "dual", "prefix")
-FLYING = 0.7
-"""Under `d2f` a block is added, and takes its steps, when this share of the one before it is decoded."""
-GROWTH: dict[str, tuple[int, ...]] = {
-    "none": (),
-    "batch": (1, 2, 4, 8, 16, 32, 64, 128),
-    "prefix": (64, 256, 1024, 4096, 16384),
-}
-
-
-@dataclass(frozen=True)
-class Workload:
-    """One point of a benchmark."""
-
-    block_length: int = 32
-    batch: int = 1
-    prefix: int = 1024
-    tokens_per_step: int = 4
-    blocks: int = 4
-    """New tokens are so many blocks."""
-    window: str = "blockwise"
-
-    def __post_init__(self) -> None:
-        for name in ("block_length", "batch", "prefix", "tokens_per_step", "blocks"):
-            whole(name, getattr(self, name), least=1)
-        one_of("window", self.window, WINDOWS)
-        if self.block_length % self.tokens_per_step:
-            raise RCDError(
-                f"tokens_per_step {self.tokens_per_step} does not divide the block length {self.block_length}; "
-                "every block must take equally many steps."
-            )
-
-    @property
-    def new_tokens(self) -> int:
-        return self.blocks * self.block_length
-
-    @property
-    def length(self) -> int:
-        return self.prefix + self.new_tokens
-
-    def config(self, method: Method) -> DecodeConfig:
-        return DecodeConfig(
-            max_new_tokens=self.new_tokens, block_length=self.block_length, carry=method.carry, delta=method.delta,
-            window=self.window, commit="sequential", num_inference_steps=self.block_length // self.tokens_per_step,
-            eos_early_stop=False, carry_scope="block", block_add_threshold=FLYING, decoded_token_threshold=FLYING,
-        )  # fmt: skip
-
-    def check(self, model: ModelSettings) -> None:
-        """Refuse, before a large model is made, what it cannot decode."""
-        able = [window for window in fitting(model) if window in WINDOWS]
-        if self.window not in able:
-            raise RCDError(f"the window {self.window!r} does not fit this checkpoint; take {' or '.join(able)}.")
-        self.config(SEQD).resolved(model)
-        if self.length > model.context_length:
-            raise RCDError(
-                f"a prefix of {self.prefix} and {self.new_tokens} new tokens are {self.length} positions, but the "
-                f"model has {model.context_length}; lower the prefix or the blocks."
-            )
-
-    def grown(self, over: str, model: ModelSettings) -> Iterator[Workload]:
-        """This point, or the points over which `over` grows, as far as the model's context goes."""
-        if over == "none":
-            yield self
-            return
-        for value in GROWTH[over]:
-            point = replace(self, batch=value) if over == "batch" else replace(self, prefix=value)
-            if point.length <= model.context_length:
-                yield point
+STOCK, LOOP = "stock", "stock loop"
+WARM = 3
+"""Untimed steps of every method before the first round; on a GPU untimed runs, which compile and capture (sizes are
+captured at their second use)."""
+ROUNDS, REPEATS = 20, 3
+"""Of single steps; of whole runs."""
+MOST_ROUNDS, SECONDS = 200, 4.0
+"""Where nothing is asked for: more rounds of short steps, until so much time has gone."""
 
 
 @dataclass(frozen=True)
-class Method:
-    """What is compared."""
+class Spread:
+    """The median of the rounds, and their quartiles."""
 
-    name: str
-    carry: Carry
-    delta: str | None = None
+    median: float
+    low: float
+    high: float
 
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        if len(values) < 2:
+            return cls(values[0], values[0], values[0])
+        low, _, high = quantiles(values, n=4, method="inclusive")
+        return cls(median(values), low, high)
 
-SEQD = Method("SeqD", NoCarry())
-
-
-def methods(carry: str | None = None, delta: str | None = None) -> list[Method]:
-    """SeqD and RCD with both deltas, or those of them that are asked for."""
-    one_of("carry", carry or "none", CARRIES)
-    one_of("delta", delta or "exact", DELTAS)
-    if carry == "none" and delta is not None:
-        raise RCDError("--delta is of the residual, and --carry none has none; leave one of them away.")
-    residual = [Method(f"RCD {kind}", Residual(), kind) for kind in DELTAS if delta in (None, kind)]
-    return [*([SEQD] if carry in (None, "none") else []), *(residual if carry in (None, "residual") else [])]
+    @classmethod
+    def ratio(cls, over: Sequence[float], under: Sequence[float]) -> Spread:
+        """Of the ratios within a round: steadier than the ratio of the medians."""
+        return cls.of([a / b for a, b in zip(over, under, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -125,157 +65,231 @@ class Figure:
     method: str
     batch: int
     prefix: int
-    ms_per_step: float
-    """Wall time of the decoding loop over the steps launched, prefill left out."""
+    threads: int
+    rounds: int
     steps: int
-    tokens_per_second: float
-    limit_share: float
+    """Of all rounds."""
+    ms_per_step: float
+    """Wall time of the decoding loop over the steps launched, prefill left out: the median of the rounds."""
+    ms_quartiles: tuple[float, float]
+    cpu_ms: float
+    """Time of the process on all cores, a step."""
+    tokens_per_second: float | None = None
+    limit_share: float | None = None
     """The time to read the weights and the cache once at the measured bandwidth, over ms_per_step."""
-    peak_gib: float | None
+    peak_gib: float | None = None
     """None on a CPU."""
+    mean_alpha: float | None = None
+    """The normalised entropy of the predictions at masks, at the first steps of the first row."""
+    storing_ms: float | None = None
+    """Of a step that also stores a finished block, where these are told apart."""
+    over_stock: float | None = None
+    over_stock_quartiles: tuple[float, float] | None = None
     over_seqd: float | None = None
-    """ms_per_step over SeqD's at the same point of the same run."""
+    """ms_per_step over SeqD's, round by round."""
+    over_seqd_quartiles: tuple[float, float] | None = None
+    cpu_over_stock: float | None = None
+    cpu_over_seqd: float | None = None
     stock_ms: float | None = None
-    """The stock eager forward of the same block."""
+    """The stock forward of the same block or canvas."""
 
     def to_json(self) -> dict[str, Any]:
-        return {key: round(value, 4) if isinstance(value, float) else value for key, value in asdict(self).items()}
+        return {key: rounded(value) for key, value in asdict(self).items()}
 
 
-# -- what the memory allows ------------------------------------------------------------------------------------------
+def rounded(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [rounded(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
 
 
-def bandwidth(device: torch.device, gib: float = 4.0) -> float:
-    """Bytes a second, read and written, of a large copy: the median of several."""
-    if device.type != "cuda":
-        gib = 0.05
-    source = torch.empty(int(gib * 2**30), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    target.copy_(source)
-    return 2 * source.numel() / median(timed(lambda: target.copy_(source), device) for _ in range(7))
+# -- one method ------------------------------------------------------------------------------------------------------
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds, the device's own work included."""
-    if device.type != "cuda":
-        began = time.perf_counter()
-        work()
-        return time.perf_counter() - began
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in "ab")
-    torch.cuda.synchronize()
-    begin.record()
-    work()
-    end.record()
-    torch.cuda.synchronize()
-    return float(begin.elapsed_time(end)) / 1e3
+@dataclass
+class Runner:
+    """A method with an engine of its own, kept warm."""
+
+    model: DiffusionLM
+    load: Workload
+    method: Method
+    engine: Engine = field(init=False)
+    alphas: list[float] = field(default_factory=list)
+    storing: list[float] = field(default_factory=list)
+    peak: float = 0.0
+    seconds: float = 0.0
+    steps: int = 0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        settings = self.model.settings
+        config = self.load.config(self.method).resolved(settings).engine(settings)
+        capacity = capacity_for(self.load.length, config, settings)
+        self.engine = Engine(self.model, config, rows=self.load.batch, capacity=capacity)
+
+    def fill(self, probe: Callable[[Look], None] | None = None) -> None:
+        """All rows, every prompt read to its end."""
+        for request in self.load.requests(self.model, self.method, probe):
+            failed = self.engine.admit(request)
+            if failed is not None:
+                raise RCDError(failed.message)
+        self.engine.prefill_all()
+        self.wait()
+
+    def wait(self) -> None:
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def look(self, probe: Look) -> None:
+        """Read how sure the predictions are."""
+        p = probe.predicted
+        alpha = normalised(p.entropy_at(1.0), p.logits.shape[-1])[0]
+        self.alphas.append(float(alpha[probe.masked].mean()))
+
+    def warm(self, whole: bool) -> None:
+        self.fill(self.look)
+        for _ in range(WARM):
+            if self.engine.busy:
+                self.heard()
+        self.engine.drop_all()
+        self.wait()
+        for _ in range(WARM if whole else 0):
+            self.run()
+        self.seconds, self.steps, self.tokens = 0.0, 0, 0
+
+    def heard(self) -> None:
+        """One turn; what is no end of an answer is an error."""
+        for event in self.engine.turn():
+            if isinstance(event, Failed):
+                raise RCDError(event.message)
+
+    def step(self) -> tuple[float, float, bool]:
+        """(seconds, seconds of the process, whether it also stored a finished block) of one step."""
+        if not self.engine.busy:
+            self.fill()
+        waiting = any(one.due for one in self.engine.serving.values())
+        storing = waiting and self.load.window == "blockwise" and self.load.block_length > self.load.tokens_per_step
+        before = self.engine.stats.passes
+        found = timed(self.heard, self.model.device)
+        assert self.engine.stats.passes == before + 1
+        self.count(found[0], 1, self.load.tokens_per_step)
+        if storing:
+            self.storing.append(found[0])
+        return *found, storing
+
+    def run(self) -> tuple[float, float]:
+        """(seconds, seconds of the process) a step of the decoding loop to its end: every row is prefilled before the
+        clock starts."""
+        if self.model.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self.fill()
+        before, began, busy = self.engine.stats.passes, time.perf_counter(), time.process_time()
+        while self.engine.busy:
+            self.heard()
+        self.wait()
+        seconds, busy = time.perf_counter() - began, time.process_time() - busy
+        steps = self.engine.stats.passes - before
+        if self.model.device.type == "cuda":
+            self.peak = max(self.peak, torch.cuda.max_memory_allocated() / 2**30)
+        self.count(seconds, steps, self.load.new_tokens)
+        return seconds / steps, busy / steps
+
+    def count(self, seconds: float, steps: int, tokens: int) -> None:
+        self.seconds, self.steps, self.tokens = self.seconds + seconds, self.steps + steps, self.tokens + tokens
 
 
-def weight_bytes(model: DiffusionLM) -> int:
-    """What every step must read: layers and head; of the embeddings only a few rows."""
-    count = sum(p.numel() for name, p in model.named_parameters() if name != "backbone.embed_tokens.weight")
-    tied = model.head.weight is model.codebook
-    return (count + tied * model.codebook.numel()) * model.codebook.element_size()
+# -- all of them in turn ---------------------------------------------------------------------------------------------
+
+Sample = tuple[float, float]
+"""Seconds, and seconds of the process, a step."""
 
 
-def step_bytes(model: DiffusionLM, load: Workload) -> int:
-    """The weights, and the keys and values in the middle of the answer."""
-    return weight_bytes(model) + position_bytes(model) * load.batch * (load.prefix + load.new_tokens // 2)
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Compute on so many threads of the CPU meanwhile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-# -- measuring -------------------------------------------------------------------------------------------------------
+def stock_times(work: Callable[[], None], device: torch.device, repeats: int) -> Sample:
+    """The medians of some steps."""
+    found = [timed(work, device) for _ in range(repeats)]
+    return median(wall for wall, _ in found), median(busy for _, busy in found)
 
 
-def requests(model: DiffusionLM, load: Workload, seed: int = 0) -> list[Request]:
-    generator = torch.Generator().manual_seed(seed)
-    most = min(model.settings.mask_token_id, model.settings.vocab_size, 1000)
-    return [
-        Request(k, torch.randint(most, (load.prefix,), generator=generator).tolist(), load.new_tokens)
-        for k in range(load.batch)
-    ]
-
-
-def measure(model: DiffusionLM, load: Workload, method: Method, speed: float, repeats: int = 3) -> Figure:
-    """The median of `repeats` runs, behind three that compile and capture (sizes are captured at their second use)."""
-    on_gpu = model.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    engine = Engine(model, load.config(method).resolved(model.settings), rows=load.batch, capacity=load.length)
-    asked = requests(model, load)
-    for _ in range(3):
-        once(engine, asked)
-    seconds, steps = sorted(once(engine, asked) for _ in range(repeats))[repeats // 2]
-    return Figure(
-        method.name, load.batch, load.prefix, 1e3 * seconds / steps, steps,
-        tokens_per_second=load.batch * load.new_tokens / seconds,
-        limit_share=step_bytes(model, load) / speed * steps / seconds,
-        peak_gib=torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
-    )  # fmt: skip
-
-
-def once(engine: Engine, asked: list[Request]) -> tuple[float, int]:
-    """(seconds, steps) of the decoding loop alone: every row is prefilled before the clock starts."""
-    for request in asked:
-        failed = engine.admit(request)
-        if failed is not None:
-            raise RCDError(failed.message)
-    if engine.on_gpu:
-        torch.cuda.synchronize()
-    before, began = engine.stats.passes, time.perf_counter()
-    events = list(engine.run(()))
-    if engine.on_gpu:
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    lost = next((event for event in events if not isinstance(event, Finished)), None)
-    if lost is not None:
-        raise RCDError(getattr(lost, "message", "the engine watches, which takes time."))
-    return seconds, engine.stats.passes - before
-
-
-@torch.inference_mode()
-def stock_ms(model: DiffusionLM, load: Workload, repeats: int = 3) -> float:
-    """The stock transformers forward of one block behind the same prefix, eagerly, and each position's most probable
-    token: no commit, no carry, no bookkeeping."""
-    b, device = load.block_length, model.device
-    prefix = load.prefix // b * b
-    position = torch.arange(prefix + b, device=device).expand(load.batch, -1)
-    lane = Lane(model, model.settings.mask_token_id, prefix + b)
-    lane.prefill(torch.full((load.batch, prefix), 7, device=device), position[:, :prefix], b)
-    view = lane.view(position[:, prefix:], position)
-    ids = torch.full((load.batch, b), model.settings.mask_token_id, device=device)
-
-    def forward() -> object:
-        return model(ids, view).logits.float().softmax(-1).max(-1)
-
-    for _ in range(3):
-        forward()
-    return 1e3 * median(timed(forward, device) for _ in range(5 * repeats))
+def rounds_of(
+    model: DiffusionLM, load: Workload, runners: Sequence[Runner], rounds: int | None, whole: bool, stock: bool
+) -> dict[str, list[Sample]]:
+    """The samples of every method, round by round. The order within a round is drawn, since
+    what runs before a step decides what is in the CPU's caches. A round in which our steps
+    also store a finished block, which the stock loop does by a pass of its own, is left out."""
+    jobs: dict[str, Callable[[], Any]] = {}
+    if stock:
+        loop, again = Loop(model, load), 5 if whole else 1
+        jobs[STOCK] = lambda: stock_times(loop.forward, model.device, again)
+        jobs[LOOP] = lambda: stock_times(loop.step, model.device, again)
+        for work in (loop.forward, loop.step):
+            stock_times(work, model.device, WARM)
+    for runner in runners:
+        runner.warm(whole)
+        jobs[runner.method.name] = runner.run if whole else runner.step
+    samples: dict[str, list[Sample]] = {name: [] for name in jobs}
+    names, order = list(jobs), random.Random(0)
+    wanted, began = rounds or ROUNDS, time.perf_counter()
+    while len(samples[names[0]]) < wanted:
+        order.shuffle(names)
+        found = {name: jobs[name]() for name in names}
+        if any(each[2:] == (True,) for each in found.values()):
+            continue
+        for name, each in found.items():
+            samples[name].append(each[:2])
+        if rounds is None and len(samples[name]) == wanted < MOST_ROUNDS and time.perf_counter() - began < SECONDS:
+            wanted += 1
+    return samples
 
 
 def compare(
-    model: DiffusionLM, load: Workload, chosen: Sequence[Method], speed: float, repeats: int = 3, stock: bool = False
-) -> list[Figure]:
-    """All methods at one point, SeqD first: later ones are told over it."""
-    plain = stock_ms(model, load, repeats) if stock else None
-    out: list[Figure] = []
-    for method in chosen:
-        figure = replace(measure(model, load, method, speed, repeats), stock_ms=plain)
-        first = out[0] if out else figure
-        seqd = first.ms_per_step if first.method == SEQD.name else None
-        out.append(replace(figure, over_seqd=figure.ms_per_step / seqd if seqd else None))
+    model: DiffusionLM, load: Workload, chosen: Sequence[Method], speed: float, repeats: int | None = None,
+    rounds: int | None = None, stock: bool = True,
+) -> list[Figure]:  # fmt: skip
+    """All methods at one point. `repeats`: so many rounds of whole runs; without, `rounds` of single steps."""
+    if model.device.type == "cuda":
+        torch.cuda.empty_cache()
+    whole = repeats is not None or load.window not in STEPWISE or model.device.type == "cuda"
+    with threads(load.threads):
+        runners = [Runner(model, load, method) for method in chosen]
+        samples = rounds_of(model, load, runners, (repeats or REPEATS) if whole else rounds, whole, stock)
+        used = torch.get_num_threads()
+    made = {runner.method.name: runner for runner in runners}
+    wall = {name: [each[0] for each in found] for name, found in samples.items()}
+    busy = {name: median(each[1] for each in found) for name, found in samples.items()}
+    out = []
+    for name, found in wall.items():
+        own, runner = Spread.of([1e3 * each for each in found]), made.get(name)
+        over = {base: Spread.ratio(found, wall[base]) for base in (STOCK, SEQD.name) if base in wall}
+        by_stock, by_seqd = over.get(STOCK), over.get(SEQD.name) if runner else None
+        figure = Figure(
+            name, load.batch, load.prefix, used, len(found), runner.steps if runner else len(found), own.median,
+            (own.low, own.high), 1e3 * busy[name],
+            over_stock=by_stock and by_stock.median, over_stock_quartiles=by_stock and (by_stock.low, by_stock.high),
+            over_seqd=by_seqd and by_seqd.median, over_seqd_quartiles=by_seqd and (by_seqd.low, by_seqd.high),
+            cpu_over_stock=busy[name] / busy[STOCK] if busy.get(STOCK) else None,
+            cpu_over_seqd=busy[name] / busy[SEQD.name] if runner and busy.get(SEQD.name) else None,
+            stock_ms=1e3 * median(wall[STOCK]) if STOCK in wall else None,
+        )  # fmt: skip
+        out.append(figure if runner is None else told(figure, runner, model, load, speed, whole))
     return out
 
 
-def lines(figures: Sequence[Figure]) -> list[str]:
-    """A readable table."""
-    stock = any(figure.stock_ms for figure in figures)
-    head = f"{'batch':>5} {'prefix':>7}  {'method':10} {'steps':>5} {'ms/step':>8} {'tokens/s':>10} {'of limit':>8}"
-    head += f" {'x SeqD':>7}"
-    out = [head + f" {'GiB':>6}" + (f" {'stock ms':>9} {'x faster':>8}" if stock else "")]
-    for one in figures:
-        over = f"{one.over_seqd:.3f}" if one.over_seqd else "-"
-        peak = f"{one.peak_gib:.1f}" if one.peak_gib is not None else "-"
-        row = f"{one.batch:5d} {one.prefix:7,d}  {one.method:10} {one.steps:5d} {one.ms_per_step:8.3f}"
-        row += f" {one.tokens_per_second:10,.0f} {one.limit_share:8.1%} {over:>7} {peak:>6}"
-        out.append(row + (f" {one.stock_ms:9.3f} {one.stock_ms / one.ms_per_step:8.2f}" if one.stock_ms else ""))
-    return out
+def told(figure: Figure, runner: Runner, model: DiffusionLM, load: Workload, speed: float, whole: bool) -> Figure:
+    """The same with what only our own decoding has."""
+    step = figure.ms_per_step / 1e3 if whole else runner.seconds / runner.steps
+    return replace(
+        figure, tokens_per_second=load.batch * runner.tokens / runner.steps / step,
+        limit_share=step_bytes(model, load) / speed / (figure.ms_per_step / 1e3), peak_gib=runner.peak or None,
+        mean_alpha=fmean(runner.alphas), storing_ms=1e3 * median(runner.storing) if runner.storing else None,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, help="What a step of decoding or trainin
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON object to this file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")]
-SHAPES = "sdar-8b, sdar-4b, sdar-1.7b, llada-8b, sdar-tiny"
+SHAPES = "sdar-8b, sdar-4b, sdar-1.7b, sdar-0.6b, llada-8b, llada-0.3b, sdar-tiny"
 
 
 @app.command()
@@ -27,69 +27,141 @@ def decode(
     shape: Annotated[
         str, typer.Option(help=f"{SHAPES} (random weights), a checkpoint's path or bundled:NAME.")
     ] = "sdar-8b",
-    block_length: Annotated[int, typer.Option()] = 32,
-    batch: Annotated[int, typer.Option(help="Rows decoded together.")] = 1,
-    prefix: Annotated[int, typer.Option(help="Tokens of the prompt.")] = 1024,
-    tokens_per_step: Annotated[int, typer.Option(help="Tokens that a step commits.")] = 4,
-    blocks: Annotated[int, typer.Option(help="Blocks that are decoded.")] = 4,
-    window: Annotated[str | None, typer.Option(help="blockwise or d2f (SDAR); dual, prefix or d2f (LLaDA).")] = None,
+    block_length: Annotated[
+        int | None, typer.Option(help="By default a checkpoint's own; of a shape 32, or 96 of a canvas of 128.")
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Rows decoded together, or several such numbers: 1,8.")] = "1",
+    prefix: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens of the prompt. By default 1,024 (a GPU) or 128 (a CPU; 32 of a canvas of 128); of a bundled "
+            "model that of real prompts."
+        ),
+    ] = None,
+    tokens_per_step: Annotated[
+        int | None, typer.Option(help="Tokens that a step commits; by default 4, if that divides a block.")
+    ] = None,
+    blocks: Annotated[
+        int | None, typer.Option(help="Blocks that are decoded; by default 4, or a checkpoint's usual answer.")
+    ] = None,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            help="blockwise or d2f (SDAR); bidirectional, dual, prefix or d2f (LLaDA). By default the family's own, "
+            "but dual for LLaDA's shapes on a GPU."
+        ),
+    ] = None,
     carry: Annotated[str | None, typer.Option(help="none or residual; by default both.")] = None,
     delta: Annotated[str | None, typer.Option(help="Of the residual: exact or kept; by default both.")] = None,
     growth: Annotated[
         str, typer.Option(help="none, or a row for each size: batch (1-128) or prefix (64-16,384).")
     ] = "none",
-    stock: Annotated[bool, typer.Option("--stock", help="Also time the stock eager forward of a block.")] = False,
-    repeats: Annotated[int, typer.Option(help="Runs, of which the median counts.")] = 3,
+    stock: Annotated[
+        bool, typer.Option("--stock/--no-stock", help="Also time the stock eager loop over the same block or canvas.")
+    ] = True,
+    threads: Annotated[str | None, typer.Option(help="Of a CPU, or several such numbers: 1,2.")] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(help="On a CPU: rounds in which every method takes one step; by default 20, or 200 short ones."),
+    ] = None,
+    repeats: Annotated[int | None, typer.Option(help="Rounds of whole runs instead; on a GPU 3 by default.")] = None,
+    cpu_time: Annotated[
+        bool, typer.Option("--cpu-time", help="Also show the process's time, which other programs disturb less.")
+    ] = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     as_json: Json = False,
     output: Output = None,
 ) -> None:
-    """Milliseconds of a decoding step, SeqD and RCD in the same run, against what the memory allows.
+    """Milliseconds of a decoding step: the stock loop, SeqD and RCD in turns, against what the memory allows.
 
-    Commits are scripted, so that random weights do the work of trained ones; prefill is not timed.
+    Commits are scripted, so that random weights do the work of trained ones; prefill is not timed. Random weights are
+    scaled until predictions are as sure as a language model's (a mean alpha near 0.15 at masks; the table has what was
+    measured). `stock` is the forward of the block behind transformers' own cache, or of the whole canvas, with softmax
+    and maximum; `stock loop` also commits by a threshold. Ratios are medians over rounds, with quartiles; milliseconds
+    are this machine's.
     """
+    from dataclasses import replace
+    from itertools import product
+
     from rcd.bench import decode as bench
-    from rcd.bench.shapes import model_for, settings_of
+    from rcd.bench import limits, table
+    from rcd.bench import workload as loads
+    from rcd.bench.shapes import SHAPES as NAMED
+    from rcd.bench.shapes import checkpoint_for, settings_of
     from rcd.models.checkpoint import pick_device
 
     # everything is checked before a large model is made
-    whole("repeats", repeats, least=1)
+    for name, value in (("repeats", repeats), ("rounds", rounds)):
+        if value is not None:
+            whole(name, value, least=1)
     check_output(output)
-    one_of("growth", growth, bench.GROWTH)
-    chosen, place, settings = bench.methods(carry, delta), pick_device(device), settings_of(shape)
-    usual = "blockwise" if settings.attention == "block_causal" else "dual"
-    load = bench.Workload(block_length, batch, prefix, tokens_per_step, blocks, window or usual)
+    one_of("growth", growth, loads.GROWTH)
+    loads.methods(carry, delta)
+    place, settings = pick_device(device), settings_of(shape)
+    if rounds is not None and (repeats is not None or place.type != "cpu"):
+        raise RCDError("--rounds counts single steps, on a CPU; give either --rounds or --repeats, of whole runs.")
+    plain = loads.usual(settings, shape in NAMED, place.type == "cuda", window)
+    given = {"block_length": block_length, "prefix": prefix, "blocks": blocks}
+    plain |= {name: value for name, value in given.items() if value is not None}
+    step = tokens_per_step or loads.steps_of(plain["block_length"])
+    load = loads.Workload(tokens_per_step=step, **plain)
     load.check(settings)
-    warn_of_cpu(place)
-    if place.type != "cuda" and shape in SHAPES.split(", ")[:-1]:
-        note(f"a model of the size of {shape} takes minutes and much memory on a CPU; --shape sdar-tiny takes seconds")
-    model = model_for(shape, place, dtype)
-    points, speed = list(load.grown(growth, settings)), bench.bandwidth(place)
+    sizes = [replace(load, batch=each) for each in numbers("--batch", batch)]
+    counts = numbers("--threads", threads) if threads else [None]
+    warn_of_size(shape, place)
+    found = checkpoint_for(shape, place, dtype)
+    model, chosen = found.model, loads.methods(carry, delta, found.rcd.carry)
+    if prefix is None and shape not in NAMED:
+        load = loads.real_prompts(found, load)
+        load.check(settings)
+        sizes = [replace(load, batch=each.batch) for each in sizes]
+    speed = limits.bandwidth(place)
     if not as_json:
-        print(f"{about(shape, model, place)}; block {block_length}, {tokens_per_step} tokens a step, {blocks} blocks")
+        what = f"block {load.block_length}, {step} tokens a step, {load.blocks} blocks, {load.window}"
+        print(f"{about(shape, model, place)}; {what}")
         print(f"copy bandwidth {speed / 1e9:,.0f} GB/s; a step must read the weights and the cache")
+    points = [
+        replace(point, threads=count)
+        for count, size in product(counts, sizes)
+        for point in size.grown(growth, settings)
+    ]
     figures: list[Any] = []
     for point in points:
         try:
-            found = bench.compare(model, point, chosen, speed, repeats, stock)
+            some = bench.compare(model, point, chosen, speed, repeats, rounds, stock)
         except RCDError as error:
             if len(points) == 1:
                 raise
             note(f"batch {point.batch}, prefix {point.prefix}: {error}")
             continue
         if not as_json:
-            print("\n".join(bench.lines(found)[bool(figures) :]), flush=True)
-        figures += found
+            print("\n".join(table.lines(some, cpu_time)[bool(figures) :]), flush=True)
+        figures += some
     finish(
         {
             "shape": shape, "device": device_name(place), "dtype": str(model.codebook.dtype).removeprefix("torch."),
-            "window": load.window, "block_length": block_length, "tokens_per_step": tokens_per_step, "blocks": blocks,
-            "repeats": repeats, "bandwidth_gb_per_s": round(speed / 1e9, 1), "torch": torch_version(),
-            "rows": [figure.to_json() for figure in figures],
+            "window": load.window, "block_length": load.block_length, "tokens_per_step": step, "blocks": load.blocks,
+            "repeats": repeats, "rounds": rounds, "bandwidth_gb_per_s": round(speed / 1e9, 1),
+            "torch": torch_version(), "rows": [figure.to_json() for figure in figures],
         },
         as_json, output,
     )  # fmt: skip
+
+
+def numbers(flag: str, text: str) -> list[int]:
+    """Whole numbers, split by commas."""
+    out = []
+    for part in text.split(","):
+        if not part.strip().isdecimal():
+            raise RCDError(f"{flag} should be a whole number, not {part.strip()!r}.")
+        out.append(whole(flag.removeprefix("--"), int(part), least=1))
+    return out
+
+
+def warn_of_size(shape: str, place: torch.device) -> None:
+    if place.type != "cuda" and shape in ("sdar-8b", "sdar-4b", "sdar-1.7b", "llada-8b"):
+        note(f"a model of the size of {shape} takes minutes and much memory on a CPU; take sdar-0.6b or sdar-tiny")
 
 
 @app.command()
@@ -143,7 +215,24 @@ def about(shape: str, model: Any, place: torch.device) -> str:
 def device_name(place: torch.device) -> str:
     import torch
 
-    return torch.cuda.get_device_name(place) if place.type == "cuda" else str(place)
+    if place.type == "cuda":
+        return torch.cuda.get_device_name(place)
+    return f"{place} ({processor()})" if place.type == "cpu" else str(place)
+
+
+def processor() -> str:
+    """What a CPU is called, as far as it can be found out, and how wide its instructions are."""
+    import os
+    import platform
+
+    import torch
+
+    name = platform.processor() or platform.machine()
+    told = Path("/proc/cpuinfo")
+    if told.is_file():
+        pairs = (line.partition(":") for line in told.read_text().splitlines())
+        name = next((value.strip() for key, _, value in pairs if key.strip() == "model name"), name)
+    return f"{name}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def torch_version() -> str:

@@ -21,7 +21,7 @@ from rcd.diffusion.commit import CommitSettings
 from rcd.diffusion.sampling import SamplingSettings, sample
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction
 from rcd.residual.distribution import Distribution, without
-from rcd.residual.summary import Summariser
+from rcd.residual.reading import Reader, reader_for
 
 
 class Predictor(Protocol):
@@ -134,7 +134,7 @@ class Rules:
     """Ids that are committed only when nothing else is left."""
     impossible: tuple[int, ...] = ()
     """Ids that the model is not allowed to predict at all."""
-    summarise: Summariser | None = None
+    summarise: Reader | None = None
     """How the logits are read, where not as a plain distribution."""
     choose: Callable[..., tuple[Tensor, Tensor]] = field(default_factory=lambda: choose)
     """The choice of what is committed; an engine on a GPU has it compiled."""
@@ -148,17 +148,23 @@ class Rules:
             impossible=ends if config.eos_suppression == "logits" else (),
         )  # fmt: skip
 
-    def distribution(self, logits: Tensor) -> Distribution:
+    def distribution(
+        self, logits: Tensor, hidden: Tensor | None = None, counts: list[int] | None = None
+    ) -> Distribution:
+        """Of logits, which this model's head computed of `hidden` (None: another model's, or not known); `counts`: of
+        so many rows at a time, where rows are computed one after another."""
         allowed = without(logits, self.impossible)
-        return Distribution(allowed) if self.summarise is None else self.summarise(allowed)
+        return Distribution(allowed) if self.summarise is None else self.summarise(allowed, hidden, counts)
 
     def summarising(self, model: DiffusionLM, config: DecodeConfig, parts: Any) -> Rules:
-        """The same, reading the logits once: with `parts` (`rcd.kernels`), and with the delta that the settings ask
-        for."""
-        kept = self.carry.expects and config.keeps(model.settings.vocab_size)
-        tail = model.tail(config.delta_rank) if kept else None
-        tokens, t_res = config.delta_tokens if kept else 0, self.carry.entropy_temperature
-        return replace(self, summarise=Summariser(parts, self.never[0], t_res, tokens, tail))
+        """The same, reading the logits as is cheap: with `parts` (`rcd.kernels`), and with the delta that the settings
+        ask for."""
+        carry = self.carry
+        reader = reader_for(
+            model, parts, self.never, carries=carry.expects, expects=carry.expects, t_res=carry.entropy_temperature,
+            method=config.delta, tokens=config.delta_tokens, rank=config.delta_rank, row_by_row=config.batch_invariant,
+        )  # fmt: skip
+        return self if reader is None else replace(self, summarise=reader)
 
     def sampling(self, knobs: Knobs, places: Places) -> SamplingSettings:
         temperature, top_k, top_p = map(places.of_rows, (knobs.temperature, knobs.top_k, knobs.top_p))
@@ -213,7 +219,7 @@ def denoise(
     scale, where = asked.knobs.scale, asked.places
     entering = state if scale is None else state.scaled(scale)
     prediction = model(ids, view, rules.carry, entering, asked.inject, where)
-    predicted = rules.distribution(prediction.logits)
+    predicted = rules.distribution(prediction.logits, prediction.hidden, where.counts)
     noise = None if asked.noise is None else where.take(asked.noise)
     token, confidence = sample(predicted, rules.sampling(asked.knobs, where), noise)
     after = rules.carry.update(where.state(state, where.take), predicted, prediction.hidden, model.codebook)

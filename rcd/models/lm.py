@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rcd.carry.base import learnt_by, places
 from rcd.models.family import FamilySpec
+from rcd.residual.shortcut import Regression
 from rcd.residual.summary import Tail
 
 if TYPE_CHECKING:
@@ -115,10 +116,10 @@ class DiffusionLM(nn.Module):
 
     @property
     def weights_version(self) -> tuple[Any, ...]:
-        """Another one after any weight has been moved, cast or replaced, or the codebook edited: what is computed from
+        """Another one after any weight has been moved, cast or replaced, or codebook or head edited: what is computed from
         weights ahead of time (packed matrices, the codebook's directions) is then made anew."""
         weight = self.codebook
-        edits = 0 if weight.is_inference() else weight._version
+        edits = sum(0 if one.is_inference() else one._version for one in (weight, self.head.weight))
         return weight.dtype, weight.device, edits, hash(tuple(each.data_ptr() for each in self.parameters()))
 
     def tail(self, rank: int) -> Tail:
@@ -127,6 +128,16 @@ class DiffusionLM(nn.Module):
         if rank not in held or held[rank][0] != version:
             held[rank] = version, Tail.of(self.codebook.detach(), rank)
         one: Tail = held[rank][1]
+        return one
+
+    def regression(self) -> Regression:
+        """What the short cut to delta knows of the codebook and the head, computed once for every version of both."""
+        head = self.head.weight.detach()
+        version = self.weights_version
+        held = self.__dict__.get("_regression")
+        if held is None or held[0] != version:
+            held = self.__dict__["_regression"] = version, Regression.of(self.codebook.detach(), head)
+        one: Regression = held[1]
         return one
 
     def hold(self, carry: Carry | None) -> None:

@@ -172,7 +172,9 @@ class Summariser:
     """Tokens kept; 0: delta is exact, or there is none."""
     tail: Tail | None = None
 
-    def __call__(self, logits_BLV: Tensor) -> Summary:
+    def __call__(
+        self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None, counts: list[int] | None = None
+    ) -> Summary:
         return Summary(logits_BLV, self)
 
 
