@@ -141,7 +141,7 @@ class Features:
     probed: bool = False
 
     def join(self, other: Features) -> Features:
-        best = max(-1 if one.logprobs is None else one.logprobs for one in (self, other))
+        best = max((-1 if one.logprobs is None else one.logprobs for one in (self, other)))
         return Features(
             self.draws or other.draws, max(self.top_k, other.top_k), self.top_p or other.top_p,
             self.sorts or other.sorts, self.scaled or other.scaled, None if best < 0 else best, self.watched or other.watched,

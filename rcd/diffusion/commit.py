@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 
+
 @dataclass(frozen=True)
 class CommitSettings:
     """Of a rule: numbers, or tensors [B, 1] with one of each row."""

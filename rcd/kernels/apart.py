@@ -6,17 +6,8 @@ import torch
 from torch import Tensor
 
 from rcd.kernels import plain
-from rcd.kernels.plain import (
-    Normed,
-    add_norm,
-    expected_embedding,
-    probabilities,
-    project,
-    rms_norm,
-    rotate_store,
-    silu_mul,
-    summarise,
-)
+from rcd.kernels.plain import Normed, add_norm, expected_embedding, probabilities, project, rms_norm, rotate_store
+from rcd.kernels.plain import silu_mul, summarise
 
 __all__ = [
     "Normed", "add_norm", "added", "attend", "expected_embedding", "gated", "linear", "probabilities", "project",

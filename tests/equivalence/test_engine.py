@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from rcd.engine.engine import Engine, Request
 
 import rcd
 from rcd import kernels
@@ -19,6 +18,7 @@ from rcd.carry.loopholing import Loopholing
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Failed, Finished, Step
+from rcd.engine.engine import Engine, Request
 from rcd.models.toy import toy
 from rcd.residual.summary import Summariser, Tail
 from tests.conftest import exact

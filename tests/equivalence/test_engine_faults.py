@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 import torch
-from rcd.engine.backbone import CACHE_SHARE, check_room
-from rcd.engine.engine import Engine, Request
 
 import rcd
 from rcd import kernels
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Finished, Step
+from rcd.engine.backbone import CACHE_SHARE, check_room
+from rcd.engine.engine import Engine, Request
 from rcd.models.toy import toy
 from tests.conftest import exact
 from tests.equivalence.test_engine import NEW, PROMPTS, asked, canvas, config, engine, flying, outcomes, suffix

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from rcd.engine.engine import Engine, Request
 
 import rcd
 from rcd.decode.events import Failed, Finished
+from rcd.engine.engine import Engine, Request
 from rcd.models.toy import toy
 from tests.conftest import exact
 from tests.equivalence.test_engine import CARRIES, PROMPTS, RULES, agree, asked, config, engine

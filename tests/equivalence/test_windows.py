@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from rcd.decode.cache import KVCache
-from rcd.decode.layout import Span
 from torch import Tensor
 
 import rcd
 from rcd.carry.base import Carry
 from rcd.carry.loopholing import HiddenState
 from rcd.carry.residual import Residual
+from rcd.decode.cache import KVCache
 from rcd.decode.config import DecodeConfig, fitting
 from rcd.decode.events import Finished, Step
+from rcd.decode.layout import Span
 from rcd.models.lm import View
 from tests.conftest import exact
 from tests.equivalence.test_decoding import CARRIES, PROMPTS, config, same
