@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rcd.decode.config import DecodeConfig
     from rcd.decode.probe import Look
 
-NOTHING = "there are no problems to decode; ask for at least one."
+MOST_ON_A_CPU = 16
+"""Prompts that a CPU decodes at once: more gain nothing there."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ def answers(
     exact: bool = True,
     probe: Callable[[Look], None] | None = None,
 ) -> Iterator[Answered]:
-    """Every prompt's answer as soon as it is there. The longest are begun first, and up to `batch` are decoded at once.
-    `config`: one for all, or one for every prompt. `seeds`: one for each prompt (else the configuration's seed and the
-    prompt's number), so that no draw depends on who else is in a batch.
+    """Every prompt's answer as soon as it is there. The longest are begun first, and up to `batch` are decoded at once
+    (on a CPU up to 16 of them). `config`: one for all, or one for every prompt. `seeds`: one for each prompt (else the
+    configuration's seed and the prompt's number), so that no draw depends on who else is in a batch.
 
     On a CPU no bit of an answer depends on what it is decoded with, unless `exact` is off, which is somewhat faster:
     sums are then made in another order, which can turn a near tie. On a GPU near ties may fall either way. `probe` is
@@ -55,10 +56,10 @@ def answers(
     """
     whole("batch", batch, least=1)
     longest = max(map(len, prompts), default=0)
-    alike = exact and pipeline.model.device.type == "cpu"
+    on_cpu = pipeline.model.device.type == "cpu"
     given = [config] * len(prompts) if not isinstance(config, Sequence) else config
     settled = {
-        each: replace(pipeline.resolve(each, longest), batch_invariant=each.batch_invariant or alike)
+        each: replace(pipeline.resolve(each, longest), batch_invariant=each.batch_invariant or (exact and on_cpu))
         for each in set(given)
     }
     own = [each.seed + number for number, each in enumerate(given)] if seeds is None else seeds
@@ -67,7 +68,8 @@ def answers(
     if any(each.oracle for each in configs):
         yield from _one_by_one(pipeline, prompts, configs, order, reference)
         return
-    together = _Together(pipeline, prompts, configs, reference, min(batch, len(prompts)), probe)
+    most = min(batch, len(prompts), MOST_ON_A_CPU if on_cpu else batch)
+    together = _Together(pipeline, prompts, configs, reference, most, probe)
     try:
         yield from together.run(deque(order))
     finally:

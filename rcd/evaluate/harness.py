@@ -20,7 +20,8 @@ from rcd.carry.base import Carry, describe
 from rcd.carry.parse import parse_carry
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, unknown_name, whole
-from rcd.evaluate.requests import GENERATE, SETTINGS, Answerer
+from rcd.evaluate.provenance import decode_settings, delta_of, dtype_name
+from rcd.evaluate.requests import GENERATE, LISTS, SETTINGS, Answerer, several
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -162,10 +163,13 @@ def model_class() -> Any:
 
         def get_model_info(self) -> dict[str, Any]:
             """What lm-eval writes to its results, under `config`; it asks when all is answered."""
-            config = self.answerer.resolved
-            assert config.carry is not None and not isinstance(config.carry, str)
-            decode = {name: getattr(config, name) for name in SETTINGS}
-            return {"carry": describe(config.carry), "decode": decode, "cost": self.answerer.summary()}
+            config, pipeline = self.answerer.resolved, self.answerer.pipeline
+            carry = config.travelling
+            return {
+                "carry": describe(carry), "dtype": dtype_name(pipeline),
+                "delta": delta_of(carry, config.delta, pipeline.settings.vocab_size),
+                "decode": decode_settings(config), "cost": self.answerer.summary(),
+            }  # fmt: skip
 
     RCDModel.__qualname__ = "RCDModel"
     register_model(NAME)(RCDModel)
@@ -177,7 +181,7 @@ def _config(given: dict[str, Any]) -> DecodeConfig:
     for key in given:
         if key not in SETTINGS:
             raise unknown_name("model argument or decoding setting", key, SETTINGS)
-    return DecodeConfig(**given)
+    return DecodeConfig(**{key: several(value) if key in LISTS else value for key, value in given.items()})
 
 
 def task_manager(names: Sequence[str], include: Iterable[str | Path] = ()) -> Any:
