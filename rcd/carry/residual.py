@@ -115,6 +115,9 @@ class Residual(Carry):
     def for_training(self) -> Residual:
         return replace(self, source="self")
 
+    def for_ablation(self) -> Residual:
+        return self
+
     def for_reference(self) -> Residual:
         """Algorithm 1 reads the reference without T_res."""
         return replace(self, source="self", t_res=1.0)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import rcd
 from rcd.carry.base import Carry
 from rcd.carry.none import NoCarry
+from rcd.carry.parse import parse_carry
 from rcd.carry.residual import Residual
 from rcd.cli.main import app
 from rcd.data.tasks.base import problems
@@ -209,15 +210,15 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_decoded(pipeli
 
 def test_a_carry_is_named_with_colons_or_commas_or_as_a_dict(pipeline: rcd.Pipeline) -> None:
     trained = pipeline.checkpoint.rcd.carry
-    assert harness.carry_of(None, trained) is None
-    own: Any = harness.carry_of("trained", trained)
-    changed: Any = harness.carry_of("residual:t_res=0.9:start=self", trained)
-    assert changed == harness.carry_of("trained,t_res=0.9,start=self", trained)
-    assert changed == harness.carry_of({"name": "residual", "t_res": 0.9, "start": "self"}, trained)
+    assert parse_carry(None, trained) is None
+    own: Any = parse_carry("trained", trained)
+    changed: Any = parse_carry("residual:t_res=0.9:start=self", trained)
+    assert changed == parse_carry("trained,t_res=0.9,start=self", trained)
+    assert changed == parse_carry({"name": "residual", "t_res": 0.9, "start": "self"}, trained)
     assert (own.alpha_scale, changed.alpha_scale, changed.t_res, changed.start) == (4, 4, 0.9, "self")
-    assert harness.carry_of(changed, None) is changed and type(harness.carry_of("none", trained)).__name__ == "NoCarry"
-    with pytest.raises(RCDError, match="NAME:setting=value"):
-        harness.carry_of("residual:start", trained)
+    assert parse_carry(changed, None) is changed and type(parse_carry("none", trained)).__name__ == "NoCarry"
+    with pytest.raises(RCDError, match="'start' should be key=value"):
+        parse_carry("residual:start", trained)
 
 
 def test_without_lm_eval_the_module_is_imported_and_says_what_to_install(tmp_path: Path) -> None:
