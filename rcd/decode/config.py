@@ -7,7 +7,7 @@ shapes or compiled code belongs to the engine, and an engine is found by it (`De
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from rcd import registry
 from rcd.carry.base import Carry, make
@@ -135,6 +135,8 @@ REQUEST = tuple(field.name for field in fields(RequestSettings))
 @settings
 class DecodeConfig(RequestSettings):
     """The argument names are those of diffusers and transformers where they have one."""
+
+    REMOVED: ClassVar[dict[str, str]] = {"engine": "there is one decoder now; leave it out"}
 
     block_length: int | None = setting(
         default=None,
