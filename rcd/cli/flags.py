@@ -146,7 +146,9 @@ def _entries(names: Sequence[str], carry: bool) -> list[Entry]:
     from rcd.decode.config import DecodeConfig
     from rcd.settings import entries
 
-    wanted = [entry for entry in entries(DecodeConfig) if entry.name != "carry" and (names == (ALL,) or entry.name in names)]
+    wanted = [
+        entry for entry in entries(DecodeConfig) if entry.name != "carry" and (names == (ALL,) or entry.name in names)
+    ]
     panels = [*PANELS, opt.PASSES]
     own = {name: number for number, name in enumerate(name for names in PANELS.values() for name in names)}
     found = [*(_residual() if carry else []), *wanted]
@@ -211,7 +213,8 @@ def _help(entry: Entry, said: Any) -> str:
         bounds = bounds[0].upper() + bounds[1:] + "."
     elif entry.choices is not None and not all(str(choice) in first for choice in entry.choices):
         bounds = f"One of {', '.join(map(str, entry.choices))}." if len(entry.choices) < 5 else ""
-    return " ".join(part for part in (first, bounds, default) if part).replace("`", "")
+    many = "May be repeated." if get_origin(entry.type) is tuple else ""
+    return " ".join(part for part in (first, bounds, default, many) if part).replace("`", "")
 
 
 def _typed(context: Any, name: str) -> bool:

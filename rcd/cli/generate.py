@@ -83,6 +83,8 @@ def generate(
         _note_empty(result)
         return
 
+    if config.logprobs is not None:
+        note("--logprobs: shown with --json alone")
     from rcd.cli.live import follow, summary
 
     began = time.perf_counter()

@@ -17,8 +17,14 @@ Model = Annotated[
 ]
 DEFAULT_MODEL = "bundled:words-rcd"
 Device = Annotated[str, typer.Option(help="auto (cuda, else mps, else cpu) or a name.", rich_help_panel=LOADING)]
-DType = Annotated[str, typer.Option(help="auto (as stored; on a CPU float32, or bfloat16 as stored for large models where the chip computes it), float32, "
-    "bfloat16 or float16.", rich_help_panel=LOADING)]
+DType = Annotated[
+    str,
+    typer.Option(
+        help="auto (as stored; on a CPU float32, but bfloat16 as stored where the model is large and the chip computes "
+        "in it), float32, bfloat16 or float16.",
+        rich_help_panel=LOADING,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -63,6 +69,7 @@ CarryOf = Annotated[
 Reference = Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=CARRY)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 TRAINED = "trained"
+TASKS_LENGTH = "the model's or the task's"
 
 
 class Interrupted(Exception):

@@ -17,7 +17,7 @@ from rcd.errors import RCDError, first_line, unknown_name, whole
 from rcd.models import learnt
 from rcd.models import source as src
 from rcd.models.family import FamilySpec
-from rcd.models.lm import DiffusionLM, WideNorm, ModelSettings
+from rcd.models.lm import DiffusionLM, ModelSettings, WideNorm
 from rcd.models.settings import RCDFile, resolve
 
 MASK_TEXT = "<|MASK|>"
