@@ -146,9 +146,8 @@ def _entries(names: Sequence[str], carry: bool) -> list[Entry]:
     from rcd.decode.config import DecodeConfig
     from rcd.settings import entries
 
-    wanted = [
-        entry for entry in entries(DecodeConfig) if entry.name != "carry" and (names == (ALL,) or entry.name in names)
-    ]
+    settings = [entry for entry in entries(DecodeConfig) if entry.name != "carry"]
+    wanted = [entry for entry in settings if names == (ALL,) or entry.name in names]
     panels = [*PANELS, opt.PASSES]
     own = {name: number for number, name in enumerate(name for names in PANELS.values() for name in names)}
     found = [*(_residual() if carry else []), *wanted]

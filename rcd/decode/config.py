@@ -145,7 +145,7 @@ class DecodeConfig(RequestSettings):
     )
     carry: str | Carry | None = setting(
         default=None, help="A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else "
-        "`none`.", choices="carry",
+        "`none`.", choices="carry", must="a name or a carry",
     )  # fmt: skip
     carry_scope: str = setting(
         default="canvas", help="On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; "
