@@ -275,9 +275,11 @@ def made(grid: Grid, jobs: int, began: float) -> dict[str, str]:
 
     from rcd import __version__
     from rcd.models.checkpoint import pick_device
+    from rcd.models.dtypes import native_bf16
 
     device = pick_device(grid.device)
-    auto = "float32" if device.type == "cpu" else "own dtype"
+    mixed = "float32, bfloat16 as stored for large models" if native_bf16() else "float32"
+    auto = mixed if device.type == "cpu" else "own dtype"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
