@@ -7,7 +7,7 @@ shapes or compiled code belongs to the engine, and an engine is found by it (`De
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from rcd import registry
 from rcd.carry.base import Carry, make
@@ -140,6 +140,8 @@ REQUEST = tuple(field.name for field in fields(RequestSettings))
 class DecodeConfig(RequestSettings):
     """The argument names are those of diffusers and transformers where they have one."""
 
+    REMOVED: ClassVar[dict[str, str]] = {"engine": "there is one decoder now; leave it out"}
+
     block_length: int | None = setting(
         default=None,
         help="None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block).",
@@ -148,7 +150,7 @@ class DecodeConfig(RequestSettings):
     carry: str | Carry | None = setting(
         default=None,
         help="A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else"
-        " `none`.", choices="carry",
+        " `none`.", choices="carry", must="a name or a carry such as Residual()",
     )  # fmt: skip
     carry_scope: str = setting(
         default="canvas",
