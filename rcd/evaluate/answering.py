@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ def answers(
     batch: int = 32,
     exact: bool = True,
     probe: Callable[[Look], None] | None = None,
-) -> Iterator[Answered]:
+) -> Generator[Answered]:
     """Every prompt's answer as soon as it is there. The longest are begun first, and up to `batch` are decoded at once
     (on a CPU up to 16 of them). `config`: one for all, or one for every prompt. `seeds`: one for each prompt (else the
     configuration's seed and the prompt's number), so that no draw depends on who else is in a batch.

@@ -159,7 +159,9 @@ def unfinished(folder: str | Path) -> str | None:
 def _differing(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """The settings that are not the same. Those of another carry are others anyway: its name says it all."""
     keys = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
-    return [key for key in keys if key == "carry.name" or "carry.name" not in keys or not key.startswith("carry.")]
+    if "carry.name" not in keys:
+        return keys
+    return [key for key in keys if key == "carry.name" or not (key.startswith("carry.") or key == "delta")]
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
