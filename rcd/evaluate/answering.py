@@ -140,8 +140,13 @@ class _Together:
             self.began[number] = (now, self.clock)
             self.handles[number] = self.pipeline.submit(
                 self.prompts[number], self.configs[number], reference=self.reference, row=number, wait=True,
-                rows=self.most, events=self.events, probe=self.probe,
+                rows=self.most, events=self.events, probe=self._probe(number),
             )  # fmt: skip
+
+    def _probe(self, number: int) -> Callable[[Look], None] | None:
+        """A loop has numbers of its own for its requests."""
+        probe = self.probe
+        return None if probe is None else lambda look: probe(replace(look, row=number))
 
     def _ready(self) -> list[Event]:
         """What there is to hear; at least one event."""
