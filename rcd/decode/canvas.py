@@ -22,10 +22,21 @@ from rcd.carry.base import CarryState, places
 from rcd.decode.config import CACHED
 from rcd.decode.requests import Serving, Size, rounded
 from rcd.decode.rows import (
-    Pass, Region, Rows, Terms, broken, candidates_of, finish, hand_on, move, picked, report, write,
+    Pass,
+    Region,
+    Rows,
+    broken,
+    candidates_of,
+    finish,
+    hand_on,
+    move,
+    picked,
+    report,
+    write,
 )  # fmt: skip
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
+from rcd.decode.terms import Terms
 from rcd.diffusion.commit import quota
 
 

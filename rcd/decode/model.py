@@ -12,8 +12,8 @@ from torch import Tensor
 from rcd.carry.base import Carry
 from rcd.decode.fused import FusedBackbone, misfit
 from rcd.decode.slots import Cache, Slots, check_room, made_cache
-from rcd.decode.stock import StockBackbone
 from rcd.decode.step import Places
+from rcd.decode.stock import StockBackbone
 from rcd.kernels import parts_for, plain
 from rcd.models.lm import DiffusionLM, Prediction
 
@@ -86,7 +86,7 @@ class SlotModel:
         """Logits; where `counts` says how many each row has, one row after another."""
         head = self.model.head
         if counts is None:
-            return self.parts.linear(hidden, head.weight, head.bias)  # type: ignore[no-any-return]
+            return self.parts.linear(hidden, head.weight, head.bias)
         each = [plain.linear(part, head.weight, head.bias) for part in hidden.split(counts) if len(part)]
         return torch.cat(each) if each else plain.linear(hidden, head.weight, head.bias)
 
@@ -114,5 +114,7 @@ class Raw:
     def __init__(self, model: SlotModel):
         self.model, self.codebook = model, model.codebook
 
-    def __call__(self, *given: Any) -> Prediction:
-        return self.model(*given, raw=True)
+    def __call__(
+        self, ids: Tensor, view: Any, carry: Carry, state: Any, inject: Tensor, places: Places, /
+    ) -> Prediction:
+        return self.model(ids, view, carry, state, inject, places, raw=True)

@@ -9,19 +9,19 @@ tokens, P blocks that a pass predicts, b block length, K states of a row, E end 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rcd.carry.base import Carry, CarryState
-from rcd.decode.config import MOST_STOP_IDS, DecodeConfig
+from rcd.carry.base import CarryState
+from rcd.decode.config import MOST_STOP_IDS
 from rcd.decode.slots import Slots
 from rcd.decode.step import Asked, Knobs, Outcome
-from rcd.decode.stopping import settle, unsettled
+from rcd.decode.stopping import revisable, settle, unsettled
+from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
-from rcd.models.lm import ModelSettings
 
 REPORT = ("serial", "active", "due", "ahead", "masks", "step", "flying", "denoised", "stored", "broken", "fresh")
 """What the host is told of every row after a step."""
@@ -123,58 +123,6 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Features:
-    """What the requests that are served ask for beside the tokens: what nobody asks for costs nothing."""
-
-    draws: bool = False
-    top_k: int = 0
-    """The largest."""
-    top_p: bool = False
-    sorts: bool = False
-    """Whether some row has a top_p and no top_k."""
-    scaled: bool = False
-    """Whether any residual is scaled."""
-    logprobs: int | None = None
-    """Alternatives of every token."""
-    watched: bool = False
-    """Whether a row tells its steps."""
-    probed: bool = False
-
-    def join(self, other: Features) -> Features:
-        best = max((-1 if one.logprobs is None else one.logprobs for one in (self, other)))
-        return Features(
-            self.draws or other.draws, max(self.top_k, other.top_k), self.top_p or other.top_p,
-            self.sorts or other.sorts, self.scaled or other.scaled, None if best < 0 else best, self.watched or other.watched,
-            self.probed or other.probed,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What stays the same over an engine's life."""
-
-    config: DecodeConfig
-    carry: Carry
-    model: ModelSettings
-    device: torch.device
-    revises: bool = False
-    """Whether the commit rule may also replace tokens of an unfinished block."""
-
-    @property
-    def b(self) -> int:
-        return self.config.block
-
-    @property
-    def starts(self) -> bool:
-        """Whether a block's carry starts by more than being nothing."""
-        return self.carry.start_pass != "none" or self.carry.start_draws
-
-    @property
-    def early(self) -> bool:
-        return self.config.eos_early_stop
-
-
-@dataclass(frozen=True)
 class Region:
     """J consecutive blocks of every row, as they were before the pass."""
 
@@ -253,10 +201,10 @@ def picked(values: Tensor, row: Tensor, block: Tensor, block_length: int) -> Ten
 
 
 def candidates_of(rows: Rows, seen: Region, terms: Terms) -> Tensor:
-    """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, the answer's tokens."""
+    """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, tokens of the answer."""
     if not terms.revises:
         return seen.needed
-    return seen.needed | (seen.output & ~seen.masked)
+    return seen.needed | revisable(seen.ids, seen.masked, seen.output, rows.ends)
 
 
 def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
@@ -303,48 +251,3 @@ def report(rows: Rows, **told: Tensor) -> Tensor:
     """[R + 1, len(REPORT)]"""
     columns = [told[name] if name in told else getattr(rows, name) for name in REPORT]
     return torch.stack([value.long() for value in columns], dim=1)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a Step event needs of the rows that took the step, of all blocks that are seen: [R + 1, J b] each."""
-
-    took: Tensor
-    """[R + 1]"""
-    start: Tensor
-    """[R + 1] the first position."""
-    draft: Tensor
-    committed: Tensor
-    revised: Tensor
-    masked: Tensor
-    confidence: Tensor
-    alpha: Tensor
-    logprob: Tensor | None = None
-    best_ids: Tensor | None = None
-    """[R + 1, J b, K]"""
-    best: Tensor | None = None
-
-    @classmethod
-    def of(cls, rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> Trace:
-        seen, nothing = made.seen, torch.zeros_like(made.seen.masked)
-        asked, committed = made.spread(nothing, made.masked), made.spread(nothing, outcome.committed)
-        after = rows.text[seen.row, seen.position]
-        draft = torch.where(asked, made.spread(seen.ids, outcome.token), after)
-        blank = torch.zeros_like(seen.ids, dtype=outcome.confidence.dtype)
-        confidence = made.spread(blank, outcome.confidence).masked_fill(~asked, float("nan"))
-        alpha = outcome.alpha
-        kept = made.state < rows.nobody * (len(rows.step) // len(rows.active))  # elsewhere nothing is carried
-        shown = blank if alpha is None else made.spread(blank, alpha * kept[:, None])
-        left = (after == terms.model.mask_token_id) & seen.output
-        trace = cls(made.took, seen.position[:, 0], draft, committed, committed & ~seen.masked, left, confidence, shown)
-        if outcome.best is None:
-            return trace
-        best_ids, best, logprob = outcome.best
-        wide = (*seen.ids.shape, best_ids.shape[-1])
-        return replace(
-            trace, logprob=made.spread(blank, logprob), best_ids=made.spread(blank.new_zeros(wide).long(), best_ids),
-            best=made.spread(blank.new_zeros(wide), best),
-        )  # fmt: skip
-
-    def tensors(self) -> list[Tensor]:
-        return [value for value in (getattr(self, field.name) for field in fields(self)) if value is not None]

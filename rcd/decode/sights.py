@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from rcd.carry.base import Carry
-from rcd.decode.blocks import another, decoded_share, least
 from rcd.decode.config import CACHED, DecodeConfig
+from rcd.decode.flight import another, decoded_share, least
 from rcd.decode.step import Places
-from rcd.decode.stopping import is_end, unsettled
+from rcd.decode.stopping import is_end, revisable, unsettled
 from rcd.diffusion.commit import quota
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
 
@@ -57,6 +57,15 @@ class Text:
     def needed(self) -> Tensor:
         """[1, A] the masks that must still be decoded."""
         return unsettled(self.ids[None, self.origin :], self.masked, self.output, self.ends, self.early)
+
+    def offered(self, revises: bool) -> Tensor:
+        """[1, A] what may be committed: those masks and, where the rule revises, tokens of the answer."""
+        ids = self.ids[None, self.origin :]
+        return self.needed | revisable(ids, self.masked, self.output, self.ends) if revises else self.needed
+
+    def unfinished(self, block: int) -> int:
+        """Where the first block begins that has such a mask."""
+        return int(self.needed[0].nonzero()[0]) // block * block + self.origin
 
     @property
     def ended(self) -> bool:

@@ -18,9 +18,9 @@ from torch import Tensor
 from rcd.carry.base import CarryState, places
 from rcd.decode.answers import Answer
 from rcd.decode.answers import Text as Words
-from rcd.decode.blocks import prefill_piece
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
+from rcd.decode.flight import prefill_piece
 from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text
 from rcd.decode.step import Asked, Knobs, Outcome, Rules, denoise
 from rcd.decode.stopping import check_prompts, settle
@@ -76,8 +76,8 @@ def decode(
         outcome = denoise(
             target, rules, now.ids, sight, entering,
             Asked(
-                before, now.needed[0][where] & turn.here, places(carry, before) & scope, turn.quota, knobs,
-                uniform_of(torch.tensor(signed(config.seed)), torch.tensor(step), sight.predicted),
+                before, now.offered(rules.revises)[0][where] & turn.here, places(carry, before) & scope, turn.quota,
+                knobs, uniform_of(torch.tensor(signed(config.seed)), torch.tensor(step), sight.predicted),
             ),
             config.logprobs,
         )  # fmt: skip
@@ -92,7 +92,10 @@ def decode(
         )
         if outcome.alpha is not None:
             outcome = replace(outcome, alpha=outcome.alpha * scope)
-        yield _event(answer, step + 1, now, now.origin - length, masked[0], committed, where.flatten(), outcome)
+        event = _event(answer, step + 1, now, now.origin - length, masked[0], committed, where.flatten(), outcome)
+        if rules.revises and bool(now.needed.any()):  # what an unfinished block holds may change
+            event = replace(event, final=min(event.final, max(0, now.unfinished(config.block) - length)))
+        yield event
         if answer.stopped:
             yield answer.cut(_with_stores(counts, config, turns, other is not None))
             return
@@ -112,7 +115,7 @@ def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text
     committed = torch.zeros_like(ids, dtype=torch.bool).index_put((flat,), outcome.committed.flatten())
     after = torch.where(committed, token, ids)[None]
     closed, _, _ = settle(after, now.masked & ~committed, token[None], now.output, now.ends, now.early, eos)
-    return replace(now, ids=torch.cat((now.ids[: now.origin], closed[0]))), committed
+    return replace(now, ids=torch.cat((now.ids[: now.origin], closed[0]))), committed & (token != ids)
 
 
 def _with_stores(counts: Counts, config: DecodeConfig, turns: BlockTurns | CanvasTurns, reference: bool) -> Counts:

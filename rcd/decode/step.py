@@ -136,14 +136,17 @@ class Rules:
     """Ids that the model is not allowed to predict at all."""
     summarise: Reader | None = None
     """How the logits are read, where not as a plain distribution."""
+    revises: bool = False
+    """Whether the commit rule may also replace tokens of an unfinished block."""
     choose: Callable[..., tuple[Tensor, Tensor]] = field(default_factory=lambda: choose)
     """The choice of what is committed; an engine on a GPU has it compiled."""
 
     @classmethod
     def of(cls, config: DecodeConfig, model: ModelSettings) -> Rules:
-        ends = model.eos_token_ids
+        ends, commit = model.eos_token_ids, registry.get("commit", config.commit)
         return cls(
-            carry=config.travelling, commit=registry.get("commit", config.commit), tempered=config.tempered(model),
+            carry=config.travelling, commit=commit, tempered=config.tempered(model),
+            revises=getattr(commit, "revises", False),
             never=(model.mask_token_id,), last=ends if config.eos_suppression == "confidence" else (),
             impossible=ends if config.eos_suppression == "logits" else (),
         )  # fmt: skip

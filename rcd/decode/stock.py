@@ -1,4 +1,5 @@
-"""A pass over slots through any transformers backbone as it is: models that no fused pass knows, MoE and quantised ones.
+"""A pass over slots through any transformers backbone as it is: models that no fused pass
+knows, MoE and quantised ones.
 
 The backbone asks its cache, layer by layer, to keep the keys and values of its tokens and to give back what they see
 (`Place.update`, the one method that transformers' attention layers call). So nothing of a model is rewritten here.

@@ -24,9 +24,10 @@ def settle(
     ids_BP: Tensor, masked_BP: Tensor, token_BP: Tensor, output_BP: Tensor, ends_BE: Tensor, early: bool, eos: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(ids, masked, needed). With `early`, the masks behind an end token become end tokens: the text's own or, of a
-    model that has several (`eos`: the first so many of its ends), the predicted one. They are no part of the text and cost no step; left masked beside a text so complete, they would be
-    out of distribution. `needed` are the masks that must still be decoded, which are also those that may be committed:
-    with `early` none outside the answer (`output`: behind the prompt, within the length) or behind its end.
+    model that has several (`eos`: the first so many of its ends), the predicted one. They are no part of the text and
+    cost no step; left masked beside a text so complete, they would be out of distribution. `needed` are the masks that
+    must still be decoded, which are also those that may be committed: with `early` none outside the answer (`output`:
+    behind the prompt, within the length) or behind its end.
 
         ids  5 [M] END [M] [M]   ->   5 [M] END END END      needed  . x . . .
     """
@@ -47,6 +48,11 @@ def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ends_BE: Ten
     if not early:
         return masked_BP
     return masked_BP & output_BP & ((is_end(ids_BP, ends_BE) & output_BP).cumsum(-1) == 0)
+
+
+def revisable(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ends_BE: Tensor) -> Tensor:
+    """The tokens of an answer that a rule which revises may replace; an end token stays one."""
+    return output_BP & ~masked_BP & ~is_end(ids_BP, ends_BE)
 
 
 def cut(new_ids: list[int], eos: Sequence[int], stops: Sequence[int], limit: int) -> tuple[list[int], str]:

@@ -24,7 +24,7 @@ def told(engine: Engine, report: Report, values: list[list[int]]) -> list[Event]
         found = dict(zip(REPORT, values[row], strict=True))
         if not took[row] or found["serial"] != one.serial or not one.request.features.watched:
             continue
-        event = step_of(engine, report, row, one, found["denoised"])
+        event = step_of(engine, report, row, one, found["denoised"], bool(found["active"]))
         if one.request.watch:
             events.append(event)
         if one.answer.stopped and not found["broken"]:
@@ -55,7 +55,8 @@ def counts(engine: Engine, one: Serving, denoised: int, stored: int) -> Counts:
     return Counts(denoising=denoised, prefill=one.prefills, start=one.starts, store=stored, reference=reference)
 
 
-def step_of(engine: Engine, report: Report, row: int, one: Serving, number: int) -> Step:
+def step_of(engine: Engine, report: Report, row: int, one: Serving, number: int, more: bool) -> Step:
+    """`more`: whether the row goes on."""
     trace, asked, prompt = report.trace, one.request.settings, len(one.prompt)
     assert trace is not None
     offset = int(trace.start[row]) - prompt
@@ -69,9 +70,8 @@ def step_of(engine: Engine, report: Report, row: int, one: Serving, number: int)
         most = slice(asked.logprobs)
         best = Logprobs(trace.logprob[here].clone(), trace.best_ids[here][:, most], trace.best[here][:, most])
     final = one.answer.grow(offset, draft, masked, committed, best)
-    if engine.window.terms.revises and bool(masked.any()):  # what is before the first block that has a mask
-        block = engine.window.terms.b
-        final = min(final, max(0, offset + int(masked.long().argmax()) // block * block))
+    if engine.window.terms.revises and more:  # what an unfinished block holds may change
+        final = min(final, max(0, int(trace.settled[row]) - prompt))
     return Step(
         one.request.row, offset, number, final, draft, committed, revised, masked,
         confidence, trace.alpha[here].clone() if engine.rows.carry.alpha is not None else None, best,

@@ -19,9 +19,11 @@ from rcd.carry.base import CarryState
 from rcd.decode.graphs import Replay, compiled
 from rcd.decode.model import Raw, SlotModel
 from rcd.decode.requests import Serving, Size
-from rcd.decode.rows import Features, Pass, Rows, Terms, Trace, move
+from rcd.decode.rows import Pass, Rows, move
 from rcd.decode.slots import Slots
 from rcd.decode.step import Open, Outcome, Rules, StepRecord, denoise
+from rcd.decode.terms import Features, Terms
+from rcd.decode.trace import Trace
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
 
@@ -176,8 +178,10 @@ class Units:
 
     def launch(self, size: Size, features: Features, rows: tuple[int, ...], record: Record | None = None) -> Report:
         if record is not None:
-            return self._told(*self.step(size, features, record), rows)
-        return self._told(*self.replay(("step", size, features), lambda: self.step(size, features)), rows)
+            report, trace = self.step(size, features, record)
+        else:
+            report, trace = self.replay(("step", size, features), lambda: self.step(size, features))
+        return self._told(report, trace, rows)
 
     def start(self, size: Size, generators: list[torch.Generator]) -> None:
         """One pass from which the carry of fresh rows starts."""

@@ -83,9 +83,7 @@ class ChunkedReader:
 class Small(Distribution):
     """On a CPU, a small vocabulary, with as few calls as there can be: they cost more than what they compute."""
 
-    def __init__(
-        self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None, counts: list[int] | None = None
-    ):
+    def __init__(self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None, counts: list[int] | None = None):
         super().__init__(logits_BLV)
         self._counts = counts
         z = logits_BLV.to(torch.promote_types(logits_BLV.dtype, torch.float32))
@@ -124,7 +122,11 @@ class Small(Distribution):
         mass = self._mass.to(kind).flatten(0, -2)
         parts = [mass] if self._counts is None else [part for part in mass.split(self._counts) if len(part)]
         found = torch.cat([part @ codebook_VD for part in parts]) if parts else mass @ codebook_VD
-        return (found.to(self._total.dtype) / self._total.flatten().unsqueeze(-1)).to(kind).view(*shape, codebook_VD.shape[1])
+        return (
+            (found.to(self._total.dtype) / self._total.flatten().unsqueeze(-1))
+            .to(kind)
+            .view(*shape, codebook_VD.shape[1])
+        )
 
 
 class Chunked(Distribution):

@@ -93,7 +93,7 @@ def request_of(draw: random.Random, carry: Carry, deep: bool) -> dict[str, Any]:
     drawn = draw.random() < 0.4
     scales = [0.0, 0.5, 1.0] if carry.scalable else [0.0, 1.0]
     return dict(
-        max_new_tokens=draw.randint(12, 28) if deep else draw.randint(1, 28),
+        max_new_tokens=draw.randint(10, 20) if deep else draw.randint(1, 24),
         threshold=draw.choice([0.7, 0.9, 0.97, 1.0] if deep else [0.2, 0.5, 0.7, 0.9, 0.97, 1.0]),
         factor=draw.choice([0.5, 1.0, 2.0]), num_inference_steps=draw.choice([None, None, None, 2, 5]),
         temperature=draw.choice([0.5, 1.0, 1.7]) if drawn else 0.0, top_k=draw.choice([0, 0, 5, 20]),

@@ -24,7 +24,8 @@ def test_the_engine_tells_what_the_oracle_tells() -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_caught(name: str) -> None:
-    """By a case that is among those above, so that it passes without the fault."""
+    """By one of the first 200 cases, which passes without the fault."""
     fault, seed = FAULTS[name]
-    assert seed < CASES
+    assert seed < 200
     assert caught(fault, seed)
+    assert seed < CASES or fuzz.check(seed)[0] is None
