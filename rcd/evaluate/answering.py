@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rcd.decode.events import Event, Failed, Finished
-from rcd.decode.loop import Events, Handle, lost
+from rcd.decode.handle import Events, Handle, lost
 from rcd.errors import RCDError, whole
 
 if TYPE_CHECKING:

@@ -102,7 +102,8 @@ class Folder:
 
     def _unsaid(self, key: str, held: dict[str, Any], wanted: dict[str, Any]) -> bool:
         """Whether it is not known yet in which dtype answers are or will be made."""
-        return key == "dtype" and (wanted[key] is None or (held[key] is None and not answered(self.path)))
+        unknown = held.get(key) is None and not answered(self.path)
+        return key == "dtype" and (wanted.get(key) is None or unknown)
 
     def _are_first(self, held: dict[str, Any]) -> bool:
         """Whether the folder's items are the first of those asked for."""
