@@ -279,7 +279,8 @@ def compare(
         figure = Figure(
             name, load.batch, load.prefix, used, len(found), runner.steps if runner else len(found), own.median,
             own.quartiles, 1e3 * busy[name],
-            over_stock=by_stock.median if by_stock else None, over_stock_quartiles=by_stock.quartiles if by_stock else None,
+            over_stock=by_stock.median if by_stock else None,
+            over_stock_quartiles=by_stock.quartiles if by_stock else None,
             over_seqd=by_seqd.median if by_seqd else None, over_seqd_quartiles=by_seqd.quartiles if by_seqd else None,
             cpu_over_stock=busy[name] / busy[STOCK] if busy.get(STOCK) else None,
             cpu_over_seqd=busy[name] / busy[SEQD.name] if runner and busy.get(SEQD.name) else None,
