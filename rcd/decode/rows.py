@@ -53,7 +53,7 @@ class Rows:
     stored: Tensor
     """[R + 1] finished blocks that were stored for the next one's sake."""
     broken: Tensor
-    """[R + 1] the denoising step whose logits were no numbers, 0 if none."""
+    """[R + 1] the denoising step whose logits were no numbers, 0 if none; negative: the reference's were."""
     serial: Tensor
     """[R + 1] which request the row serves."""
     seed: Tensor

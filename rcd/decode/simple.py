@@ -24,6 +24,7 @@ from rcd.decode.flight import prefill_piece
 from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text
 from rcd.decode.step import Asked, Knobs, Outcome, Rules, denoise
 from rcd.decode.stopping import check_prompts, settle
+from rcd.decode.telling import no_numbers
 from rcd.diffusion.noise import signed, uniform_of
 from rcd.models.lm import DiffusionLM
 from rcd.residual.distribution import Distribution, align_vocabulary
@@ -84,7 +85,7 @@ def decode(
         counts = replace(counts, denoising=step + 1)
         known = seen is None or bool(torch.isfinite(seen.normaliser).all())
         if not known or not bool(outcome.finite.all()):
-            yield Failed(row, f"the model's logits are NaN or inf at denoising step {step + 1}; try float32.")
+            yield Failed(row, no_numbers(step + 1, reference=not known))
             return
         now, committed = _written(now, where, outcome, len(settings.eos_token_ids))
         state = state.put_at(

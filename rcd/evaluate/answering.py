@@ -5,12 +5,12 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rcd.decode.events import Event, Failed, Finished
-from rcd.decode.loop import Events, Handle, lost
+from rcd.decode.handle import Events, Handle, lost
 from rcd.errors import RCDError, whole
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def answers(
     batch: int = 32,
     exact: bool = True,
     probe: Callable[[Look], None] | None = None,
-) -> Iterator[Answered]:
+) -> Generator[Answered]:
     """Every prompt's answer as soon as it is there. The longest are begun first, and up to `batch` are decoded at once
     (on a CPU up to 16 of them). `config`: one for all, or one for every prompt. `seeds`: one for each prompt (else the
     configuration's seed and the prompt's number), so that no draw depends on who else is in a batch.
@@ -140,8 +140,13 @@ class _Together:
             self.began[number] = (now, self.clock)
             self.handles[number] = self.pipeline.submit(
                 self.prompts[number], self.configs[number], reference=self.reference, row=number, wait=True,
-                rows=self.most, events=self.events, probe=self.probe,
+                rows=self.most, events=self.events, probe=self._probe(number),
             )  # fmt: skip
+
+    def _probe(self, number: int) -> Callable[[Look], None] | None:
+        """A loop has numbers of its own for its requests."""
+        probe = self.probe
+        return None if probe is None else lambda look: probe(replace(look, row=number))
 
     def _ready(self) -> list[Event]:
         """What there is to hear; at least one event."""

@@ -178,10 +178,11 @@ def model_class() -> Any:
 
 def _config(given: dict[str, Any]) -> DecodeConfig:
     given = {"max_new_tokens" if key == "max_gen_toks" else key: value for key, value in given.items()}
+    given |= {key: several(given[key]) for key in LISTS if key in given}
     for key in given:
         if key not in SETTINGS:
             raise unknown_name("model argument or decoding setting", key, SETTINGS)
-    return DecodeConfig(**{key: several(value) if key in LISTS else value for key, value in given.items()})
+    return DecodeConfig(**given)
 
 
 def task_manager(names: Sequence[str], include: Iterable[str | Path] = ()) -> Any:

@@ -29,8 +29,9 @@ STORED = tuple(f.name for f in fields(DecodeConfig) if f.name not in ("carry", *
 
 
 def decode_settings(config: DecodeConfig) -> dict[str, Any]:
-    """What an answer depends on, but for the carry."""
-    return {name: getattr(config, name) for name in STORED}
+    """What an answer depends on, but for the carry, as JSON has it."""
+    found = {name: getattr(config, name) for name in STORED}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 
 def dtype_name(pipeline: Pipeline) -> str:
@@ -63,10 +64,9 @@ def comparable(run: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decoded(decode: dict[str, Any]) -> dict[str, Any]:
-    defaults = {name: value for name, value in decode_settings(DecodeConfig()).items() if name not in decode}
-    found = {**decode, **defaults}
-    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in found.items()}
-    return {key: value for key, value in plain.items() if key not in (*CHANGES_NOTHING, *FORMER, "delta")}
+    """Settings that a version before did not have are at their defaults."""
+    found = {**decode_settings(DecodeConfig()), **decode}
+    return {key: value for key, value in found.items() if key not in (*CHANGES_NOTHING, *FORMER, "delta")}
 
 
 def dtype_of(run: dict[str, Any]) -> str | None:
@@ -80,13 +80,13 @@ def dtype_of(run: dict[str, Any]) -> str | None:
 def _delta(run: dict[str, Any], beside: dict[str, Any]) -> str | None:
     """Runs of a version before say what was asked alone: a default is what the other's default is."""
     if "delta" in run:
-        return run["delta"]  # type: ignore[no-any-return]
+        return run["delta"]
     settings = dict(run["carry"])
     if not make(settings.pop("name"), settings).expects:
         return None
     asked: str | None = run["decode"].get("delta")
     if asked is None and beside["decode"].get("delta") is None and "delta" in beside:
-        return beside["delta"]  # type: ignore[no-any-return]
+        return beside["delta"]
     return asked or "computed by default"
 
 

@@ -102,7 +102,8 @@ class Folder:
 
     def _unsaid(self, key: str, held: dict[str, Any], wanted: dict[str, Any]) -> bool:
         """Whether it is not known yet in which dtype answers are or will be made."""
-        return key == "dtype" and (wanted[key] is None or (held[key] is None and not answered(self.path)))
+        unknown = held.get(key) is None and not answered(self.path)
+        return key == "dtype" and (wanted.get(key) is None or unknown)
 
     def _are_first(self, held: dict[str, Any]) -> bool:
         """Whether the folder's items are the first of those asked for."""
@@ -159,7 +160,9 @@ def unfinished(folder: str | Path) -> str | None:
 def _differing(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """The settings that are not the same. Those of another carry are others anyway: its name says it all."""
     keys = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
-    return [key for key in keys if key == "carry.name" or "carry.name" not in keys or not key.startswith("carry.")]
+    if "carry.name" not in keys:
+        return keys
+    return [key for key in keys if key == "carry.name" or not (key.startswith("carry.") or key == "delta")]
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import rcd
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Step
+from rcd.decode.probe import Look
 from rcd.models.toy import toy
 
 
@@ -98,10 +99,13 @@ def test_a_pass_over_the_whole_canvas_also_decodes(family: str, window: str) -> 
     chosen = DecodeConfig(
         max_new_tokens=12, block_length=4, threshold=1.0, carry="none", eos_early_stop=False, window=window
     )
-    assert pipeline.generate([1, 2, 3], chosen).results[0].counts == Counts(denoising=12)
-    steps = [e for e in pipeline.stream([1, 2, 3], chosen) if isinstance(e, Step)]
-    widths = [step.draft.shape[1] for step in steps]
-    assert widths == {"dual": [12, 4, 4, 4] * 3, "prefix": [12, 12, 12, 12, 12, 8, 8, 8, 12, 4, 4, 4]}[window]
+    looks: list[Look] = []
+    assert pipeline.generate([1, 2, 3], chosen, probe=looks.append).results[0].counts == Counts(denoising=12)
+    carried = pipeline.generate([1, 2, 3], replace(chosen, carry="residual"), probe=looks.append).results[0]
+    assert carried.counts == Counts(denoising=12)
+    widths = [len(look.places) for look in looks]
+    wide = {"dual": [12, 4, 4, 4] * 3, "prefix": [12, 12, 12, 12, 12, 8, 8, 8, 12, 4, 4, 4]}[window]
+    assert widths == [4] * 12 + wide  # without a carry, only the block is predicted
 
 
 def test_blocks_in_flight_are_stored_at_no_cost(sdar: rcd.Pipeline) -> None:
