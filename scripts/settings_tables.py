@@ -1,4 +1,4 @@
-"""Write the tables of settings in docs/decoding.md from the settings themselves: `python scripts/settings_tables.py`."""
+"""`python scripts/settings_tables.py`: write the tables of settings in docs/decoding.md from the settings themselves."""
 
 from __future__ import annotations
 

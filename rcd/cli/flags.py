@@ -155,10 +155,10 @@ def _entries(names: Sequence[str], carry: bool) -> list[Entry]:
 
 
 def _residual() -> list[Entry]:
-    from rcd.carry.residual import Residual
+    from rcd import registry
     from rcd.settings import entries
 
-    return entries(Residual)
+    return entries(registry.get("carry", "residual"))
 
 
 def _carry_names() -> set[str]:
