@@ -276,7 +276,7 @@ class DecodeConfig(RequestSettings):
             block = min(block or new, new)
         if 0 < self.residual_scale < 1 and not carry.scalable:
             raise RCDError(
-                f"the carry {type(carry).__name__} is on or off: residual_scale is 0 or 1, not {self.residual_scale}."
+                f"the carry {carry.method} is on or off: residual_scale is 0 or 1, not {self.residual_scale}."
             )
         return replace(self, carry=carry, window=window, block_length=block, max_new_tokens=new)
 
