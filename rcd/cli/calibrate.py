@@ -55,8 +55,7 @@ def calibrate(
     problems, length = items(task, limit, task_seed, path, shots)
     pipeline = load(model, device=device, dtype=dtype)
     config = configured(pipeline, decoding, length)
-    base = parse_carry(carry, pipeline.checkpoint.rcd.carry)
-    assert base is not None
+    base: Any = parse_carry(carry, pipeline.checkpoint.rcd.carry)
     own_t_res = describe(base).get("t_res")
     if own_t_res is None:
         raise RCDError(f"{model} carries no residual, which T_res is about; name one, such as --carry residual.")

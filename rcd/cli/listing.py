@@ -60,7 +60,7 @@ def _parts(kind: str) -> dict[str, str]:
 
 
 def _first_sentence(kind: str, name: str) -> str:
-    written = _written(*registry.PARTS[kind][name].split(":"), whole=kind == "carry")
+    written = _written(registry.PARTS[kind][name], whole=kind == "carry")
     if written is not None:
         return _first(written)
     part = registry.get(kind, name)
@@ -80,11 +80,12 @@ def _first(text: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def _written(module: str, attribute: str, whole: bool) -> str | None:
+def _written(place: str, whole: bool) -> str | None:
     """The docstring of a function or a class (`whole`: of its module), read from the source, since importing a part
     imports torch; None where there is none to read."""
-    found = find_spec(module)
-    if found is None or found.origin is None or not module.startswith(WITH_WORDS):
+    module, attribute = place.split(":")
+    found = find_spec(module) if module.startswith(WITH_WORDS) else None
+    if found is None or found.origin is None:
         return None
     tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
     if whole:
