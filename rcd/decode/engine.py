@@ -69,7 +69,7 @@ class Engine:
         rules = Rules.of(config, settings)
         terms = Terms(self.config, carry, settings, model.device, rules.revises)
         self.window: Window = registry.get("window", config.window)(terms, capacity)
-        self.capacity, self.rows_most, self.version = capacity, rows, model.weights_version
+        self.capacity, self.rows_most = capacity, rows
         apart = config.batch_invariant
         made = dict(shared=self.window.shared, passes=config.passes, apart=apart)
         room = capacity + self.window.spare
@@ -79,6 +79,7 @@ class Engine:
             if reference is not None and carry.needs_reference
             else None
         )
+        self.version = self._version()  # the packed weights, which this engine may just have put together
         states = (rows + 1) * self.window.states
         with torch.inference_mode():
             wide = torch.promote_types(model.codebook.dtype, torch.float32)
@@ -110,7 +111,10 @@ class Engine:
 
     def suits(self, needed: int) -> bool:
         """Whether texts of so many positions have room, and the weights are still what they were."""
-        return self.capacity >= needed and self.version == self.model.weights_version
+        return self.capacity >= needed and self.version == self._version()
+
+    def _version(self) -> list[Any]:
+        return [each.model.weights_version for each in (self.target, self.reference) if each is not None]
 
     def needs(self, prompt: int, new: int) -> int:
         return self.window.needs(prompt, new)
