@@ -113,7 +113,7 @@ class Small(Distribution):
         if temperature != 1.0:
             return super().entropy_at(temperature)
         product = torch.linalg.vecdot(self._mass, self._shifted)
-        entropy = (self._log_total - product / self._total).clamp_min(0.0)
+        entropy = self._log_total - product / self._total
         ruled_out = entropy.isnan()  # 0 * -inf
         return torch.where(ruled_out, super().entropy_at(1.0), entropy) if bool(ruled_out.any()) else entropy
 
