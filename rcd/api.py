@@ -17,13 +17,14 @@ from rcd.asking import check_reference, is_single, row_seeds
 from rcd.carry.base import Carry, describe
 from rcd.data.examples import prompt_ids
 from rcd.decode import simple
-from rcd.decode.config import DecodeConfig, RequestSettings, capacity_for
+from rcd.decode.config import DecodeConfig, capacity_for
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Finished
 from rcd.decode.fused import misfit
 from rcd.decode.handle import Events, Handle, follow
 from rcd.decode.loop import DecodeLoop
 from rcd.decode.probe import Look
+from rcd.decode.request_settings import RequestSettings
 from rcd.decode.requests import Request
 from rcd.decode.stopping import check_prompts
 from rcd.errors import RCDError, one_of

@@ -27,6 +27,7 @@ from rcd.decode.rows import (
     Rows,
     broken,
     candidates_of,
+    chosen,
     finish,
     hand_on,
     move,
@@ -48,24 +49,29 @@ def canvas_length(needed: int) -> int:
 
 def bidirectional(terms: Terms, capacity: int) -> Canvas:
     """The whole canvas at every step, in blocks or at once (LLaDA, Dream)."""
-    return Canvas(terms, -(-capacity // terms.b))
+    return Canvas(terms, capacity)
 
 
 def prefix(terms: Terms, capacity: int) -> Canvas:
     """The block and all behind it; what stands before is read once a block (Fast-dLLM's prefix cache; LLaDA, Dream)."""
-    return Canvas(terms, -(-capacity // terms.b))
+    return Canvas(terms, capacity)
 
 
 def dual(terms: Terms, capacity: int) -> Canvas:
     """The block alone; the rest of the canvas is read once a block (Fast-dLLM's dual cache; LLaDA, Dream)."""
-    return Canvas(terms, -(-capacity // terms.b))
+    return Canvas(terms, capacity)
 
 
 @dataclass(frozen=True)
 class Canvas:
     terms: Terms
-    most: int
-    """Blocks of the longest answer, J."""
+    capacity: int
+    """Positions of a row."""
+
+    @property
+    def most(self) -> int:
+        """Blocks of the longest answer, J."""
+        return -(-self.capacity // self.terms.b)
 
     @property
     def spare(self) -> int:
@@ -185,7 +191,7 @@ class Canvas:
     def prepared(self, rows: Rows, served: int, low: int, length: int, count: int) -> Pass:
         terms, seen = self.terms, Region.of(rows, rows.prompt, self.most, self.terms, filler=False)
         kind = self._long(rows, low, length) if length else (self._left(rows) == count) | (not self.suffix)
-        took, row = _chosen(rows, rows.active & (rows.pending == int(length > 0)) & kind, served)
+        took, row = chosen(rows, rows.active & (rows.pending == int(length > 0)) & kind, served)
         current = self._current(rows)
         asked, at = self._asked(rows, row, current, length, count)
         here = (at == current[asked]) & (asked < rows.nobody)
@@ -206,7 +212,7 @@ class Canvas:
         self, rows: Rows, served: int, low: int, length: int, count: int, reference: bool
     ) -> tuple[Tensor, Slots, Tensor, Tensor]:
         """(ids, slots, rows [P], states [P]): a plain pass over the whole canvas of the rows that are fresh."""
-        _, row = _chosen(rows, rows.active & rows.fresh & self._long(rows, low, length), served)
+        _, row = chosen(rows, rows.active & rows.fresh & self._long(rows, low, length), served)
         asked, at = self._asked(rows, row, self._current(rows), length, count)
         here = (at == self._current(rows)[asked]) & (asked < rows.nobody)
         ids, slots = self._slots(rows, row, asked, at, length, count)
@@ -297,14 +303,6 @@ class Canvas:
             row.int(), start.int(), end.int().contiguous(), places=(slot, inside), sources=sources, looking=looking
         )
         return rows.text[row[:, None], position], slots
-
-
-def _chosen(rows: Rows, on: Tensor, served: int) -> tuple[Tensor, Tensor]:
-    """(the first so many of the rows `on` [R + 1], the same as numbers [A])."""
-    rank = on.long().cumsum(0) - 1
-    on = on & (rank < served)
-    row = torch.full((served + 1,), rows.nobody, device=rank.device)
-    return on, row.scatter(0, torch.where(on, rank, served), rows.number)[:served]
 
 
 def _in_blocks(value: Tensor, b: int) -> Tensor:

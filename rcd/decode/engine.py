@@ -68,8 +68,7 @@ class Engine:
         terms = Terms(self.config, carry, settings, model.device, rules.revises)
         self.window: Window = registry.get("window", config.window)(terms, capacity)
         self.capacity, self.rows_most = capacity, rows
-        apart = config.batch_invariant
-        made = dict(shared=self.window.shared, passes=config.passes, apart=apart)
+        made = dict(shared=self.window.shared, passes=config.passes, apart=config.batch_invariant)
         room = capacity + self.window.spare
         self.target = SlotModel(model, rows, room, **made)
         self.reference = (
@@ -84,13 +83,12 @@ class Engine:
             cold = carry.cold((states, terms.b), model.codebook)
             self.rows = Rows.empty(rows, self.window.states, room, terms, cold, wide)
         on_gpu = model.device.type == "cuda"
-        replayable = on_gpu and all(each is None or each.replayable for each in (self.target, self.reference))
+        graphs = on_gpu and graphs is not False and all(each.replayable for each in self.models)
         rules = rules.summarising(model, config, self.target.parts)
-        graphs = replayable and graphs is not False
         self.units = Units(self.window, self.target, self.reference, rules, self.rows, graphs)
         self.lag = 1 if on_gpu and not terms.starts else 0
-        self.prompts = PromptReader([each for each in (self.target, self.reference) if each is not None], self.rows)
         self.stats, self.text = Stats(), text
+        self.prompts = PromptReader(self.models, self.rows, self.stats)
         self.serving: dict[int, Serving] = {}
         self._flying: deque[Report] = deque()
         """Steps launched that the host has not heard of."""
@@ -113,7 +111,11 @@ class Engine:
         return self.capacity >= needed and self.version == self._version()
 
     def _version(self) -> list[tuple[object, ...]]:
-        return [each.model.weights_version for each in (self.target, self.reference) if each is not None]
+        return [each.model.weights_version for each in self.models]
+
+    @property
+    def models(self) -> list[SlotModel]:
+        return [self.target] if self.reference is None else [self.target, self.reference]
 
     def needs(self, prompt: int, new: int) -> int:
         return self.window.needs(prompt, new)
