@@ -147,7 +147,7 @@ class Pipeline:
         needed = -(-(len(prompt) + -(-resolved.new_tokens // grid) * grid) // engine.grid(self.settings))
         needed = capacity_for(needed * engine.grid(self.settings), engine, self.settings)
         second = reference.model if reference is not None and engine.travelling.needs_reference else None
-        key = (engine, None if second is None else (id(second), second.weights_version))
+        key = (engine, None if second is None else id(second))
         places = max(rows, LEAST_ROWS if self.model.device.type == "cpu" else 1)
 
         def make() -> Engine:

@@ -1,4 +1,4 @@
-"""`python scripts/settings_tables.py`: write the tables of settings in docs/decoding.md from the settings themselves."""
+"""`python scripts/settings_tables.py`: write docs/decoding.md's tables of settings from the settings themselves."""
 
 from __future__ import annotations
 

@@ -168,8 +168,8 @@ class Canvas:
         return new
 
     def _below(self, length: int) -> int:
-        """The longest text that needs less than such a whole pass."""
-        low = length - 1
+        """The longest text that needs less than such a whole pass; 0 for a part."""
+        low = max(0, length - 1)
         while low > 0 and self.length(low) == length:
             low -= 1
         return low

@@ -67,7 +67,7 @@ class Engine:
         rules = Rules.of(config, settings)
         terms = Terms(self.config, carry, settings, model.device, rules.revises)
         self.window: Window = registry.get("window", config.window)(terms, capacity)
-        self.capacity, self.rows_most, self.version = capacity, rows, model.weights_version
+        self.capacity, self.rows_most = capacity, rows
         apart = config.batch_invariant
         made = dict(shared=self.window.shared, passes=config.passes, apart=apart)
         room = capacity + self.window.spare
@@ -77,6 +77,7 @@ class Engine:
             if reference is not None and carry.needs_reference
             else None
         )
+        self.version = self._version()  # the packed weights, which this engine may just have put together
         states = (rows + 1) * self.window.states
         with torch.inference_mode():
             wide = torch.promote_types(model.codebook.dtype, torch.float32)
@@ -109,7 +110,10 @@ class Engine:
 
     def suits(self, needed: int) -> bool:
         """Whether texts of so many positions have room, and the weights are still what they were."""
-        return self.capacity >= needed and self.version == self.model.weights_version
+        return self.capacity >= needed and self.version == self._version()
+
+    def _version(self) -> list[Any]:
+        return [each.model.weights_version for each in (self.target, self.reference) if each is not None]
 
     def needs(self, prompt: int, new: int) -> int:
         return self.window.needs(prompt, new)
@@ -282,6 +286,9 @@ class Engine:
             self.stats.idle += sum(row in later.rows for later in self._flying)
             events.append(telling.ended(self, row, one, stored, broken))
             self.drop(row)
+            for model in (self.target, self.reference) if broken else ():
+                if model is not None:
+                    model.cache.clear(row)
         return events
 
     def _give_up(self) -> list[Event]:

@@ -68,6 +68,12 @@ class Cache:
         """(keys, values) [R + 1, G, T, C] of one layer; `key` and `value` are some that are to be kept."""
         return self.store[number, 0], self.store[number, 1]
 
+    def clear(self, row: int) -> None:
+        """Forget what a row holds. Only where it is no numbers does that matter: what a token does not see has the
+        weight 0 in its attention, and 0 times NaN is NaN."""
+        for layer in self.store:
+            layer[:, row].zero_()
+
 
 class OwnCache(Cache):
     """The same for a backbone of any kind: a layer's shape is that of the first keys and values that it keeps."""
@@ -80,6 +86,11 @@ class OwnCache(Cache):
         if number not in self._layers:
             self._layers[number] = self._zeros(key), self._zeros(value)
         return self._layers[number]
+
+    def clear(self, row: int) -> None:
+        for layer in self._layers.values():
+            for each in layer:
+                each[row].zero_()
 
     def _zeros(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.rows + 1, like.shape[1], self.capacity, like.shape[3])

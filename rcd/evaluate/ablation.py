@@ -21,7 +21,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, one_of, unknown_name, unwritable
 from rcd.evaluate.answering import answers
 from rcd.evaluate.evaluation import Say, compare_runs, evaluate
-from rcd.evaluate.recall import StepsOfWindow
+from rcd.evaluate.recall import StepsOfWindow, of_whole_canvas
 from rcd.evaluate.wording import counted
 
 if TYPE_CHECKING:
@@ -229,12 +229,14 @@ def norms(
     model = pipeline.model
     tokens = [token for prompt in prompts for token in prompt]
     sums: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
+    config = replace(of_whole_canvas(pipeline, prompts, config), passes="stock")  # a fused pass has no `raw`
+    carries = config.residual_scale > 0 and config.travelling.carries
     window = StepsOfWindow()
 
     def probe(look: Look) -> None:
         assert look.raw is not None
         vectors = {"input": look.inputs, "hidden": look.hidden, "raw": look.raw}
-        if look.before.delta is not None:
+        if carries and look.before.delta is not None:
             vectors["delta"] = look.before.delta[0]
         found = sums[window.number(look)]
         for name, each in vectors.items():
@@ -243,8 +245,8 @@ def norms(
             found[name][0] += float(some.sum())
             found[name][1] += len(some)
 
-    config = replace(config or DecodeConfig(), passes="stock")  # a fused pass has no `raw`
-    for answer in answers(pipeline, prompts, config, reference=reference, batch=batch, probe=probe):
+    # not exact: slot by slot, a pass tells `raw` in the order of its slots' positions, and not of the slots
+    for answer in answers(pipeline, prompts, config, reference=reference, batch=batch, exact=False, probe=probe):
         tokens += answer.generation.ids
     mask, embeddings = model.settings.mask_token_id, model.codebook.float().norm(dim=-1)
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,10 +53,21 @@ def recall(
         masked, places = look.masked.cpu(), look.places.cpu()
         open_texts[look.row].append(_Guess(steps.number(look), places[masked], best, places[~masked]))
 
-    for found in answers(pipeline, prompts, config or DecodeConfig(), reference=reference, batch=batch, probe=probe):
+    config = of_whole_canvas(pipeline, prompts, config)
+    for found in answers(pipeline, prompts, config, reference=reference, batch=batch, probe=probe):
         for guess in open_texts.pop(found.number, []):
             tally.add(guess, found.generation.ids)
     return tally.result()
+
+
+def of_whole_canvas(pipeline: Pipeline, prompts: Sequence[Sequence[int]], config: DecodeConfig | None) -> DecodeConfig:
+    """The same, resolved. Decoding without a carry predicts the current block of a canvas alone, as no other is asked
+    for; as a residual of weight 0 it commits the same tokens, and every step predicts the whole canvas."""
+    resolved = pipeline.resolve(config, max(map(len, prompts), default=0))
+    parts = pipeline.settings.attention == "bidirectional" and resolved.block < resolved.new_tokens
+    if resolved.travelling.carries or not parts or resolved.window == "d2f":
+        return resolved
+    return replace(resolved, carry=resolved.travelling.for_ablation(), carry_scope="canvas", residual_scale=0.0)
 
 
 class StepsOfWindow:

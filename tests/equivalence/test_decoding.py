@@ -170,9 +170,8 @@ def test_in_fp32_a_batch_invariant_row_is_the_same_to_the_last_bit(window: str) 
 def test_the_oracle_answers_the_same_by_the_same_call(models: dict[str, rcd.Pipeline], window: str, how: str) -> None:
     family, settings = WINDOWS[window]
     chosen = config(**{**settings, "carry": RESIDUALS["rcd"], "max_new_tokens": 12, **DRAWN[how]})
-    same(
-        models[family].generate(PROMPTS[:3], chosen), models[family].generate(PROMPTS[:3], replace(chosen, oracle=True))
-    )
+    want = models[family].generate(PROMPTS[:3], replace(chosen, oracle=True))
+    same(models[family].generate(PROMPTS[:3], chosen), want)
 
 
 def test_a_rows_draws_are_its_seeds_own(models: dict[str, rcd.Pipeline]) -> None:
@@ -181,7 +180,8 @@ def test_a_rows_draws_are_its_seeds_own(models: dict[str, rcd.Pipeline]) -> None
     alone = [pipeline.generate(prompt, replace(chosen, seed=seed)).sequences[0] for seed in range(6)]
     assert len({tuple(ids) for ids in alone}) == 6
     order = [3, 5, 0, 1, 4, 2]
-    for way in ({"seeds": order}, {}):
+    ways: list[dict[str, Any]] = [{"seeds": order}, {}]
+    for way in ways:
         configs: Any = chosen if way else [replace(chosen, seed=seed) for seed in order]
         assert pipeline.generate([prompt] * 6, configs, **way).sequences == [alone[seed] for seed in order]
     assert pipeline.generate([prompt] * 2, replace(chosen, seed=2)).sequences == alone[2:4]  # row r draws by seed + r

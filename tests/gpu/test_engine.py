@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from rcd.engine.engine import Engine
 
 import rcd
-from rcd.engine.engine import Engine
 from rcd.models.toy import toy
 from tests.equivalence.test_engine import NEW, PROMPTS, asked
 from tests.equivalence.test_engine_windows import KINDS

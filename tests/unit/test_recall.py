@@ -91,6 +91,13 @@ def test_steps_are_counted_in_the_block(models: dict[str, Pipeline]) -> None:
     assert [row["step"] for row in found["steps"]] == list(range(1, 9))  # blocks of 8
 
 
+def test_a_canvas_of_blocks_is_shown_as_a_whole_without_a_carry_too(models: dict[str, Pipeline]) -> None:
+    config = DecodeConfig(max_new_tokens=16, block_length=4, threshold=1.0, carry="none")
+    plain = models["llada"].generate(PROMPTS, config).results
+    found = recall(models["llada"], PROMPTS, config, (1,))["steps"]
+    assert found[0]["masks"] == sum(answer.tokens for answer in plain) and found[0]["texts"] == len(PROMPTS)
+
+
 @pytest.mark.parametrize("ks", [(), (0,), (129,), (2000,), (1.5,)])
 def test_a_bad_k_is_refused(models: dict[str, Pipeline], ks: tuple[int, ...]) -> None:
     with pytest.raises(RCDError, match="k"):
