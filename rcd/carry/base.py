@@ -130,6 +130,11 @@ class Carry(ABC):
         return "reference" in (self.start_pass, self.step_pass)
 
     @property
+    def recalls(self) -> bool:
+        """Whether `update` reads the state that it is given."""
+        return True
+
+    @property
     def expects(self) -> bool:
         """Whether every update reads an expectation over the codebook (Eq. 1), which may then be approximated."""
         return False

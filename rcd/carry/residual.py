@@ -100,6 +100,10 @@ class Residual(Carry):
         return "reference" if self.source == "reference" else "none"
 
     @property
+    def recalls(self) -> bool:
+        return self.source == "reference"
+
+    @property
     def expects(self) -> bool:
         reads = self.source == "self" and self.alpha != "top1"
         return reads and (self.t_res_on == "alpha" or self.t_res == 1.0)

@@ -98,7 +98,7 @@ def ablate(
     ]  # fmt: skip
     others = {name: beside(pipeline, name, device, dtype) for name in names}
     plain = None if seqd is None else (seqd, beside(pipeline, seqd, device, dtype))
-    limit_threads([pipeline, *others.values(), plain and plain[1]], threads)
+    limit_threads([pipeline, *others.values(), plain and plain[1]], threads, rows=min(batch, len(problems)))
     for text in notes(wanted, base, names, model):
         note(text)
 

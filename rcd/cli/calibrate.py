@@ -68,7 +68,7 @@ def calibrate(
         found["t_res"] = own_t_res
     else:
         second = beside(pipeline, reference, device, dtype)
-        limit_threads([pipeline, second], threads)
+        limit_threads([pipeline, second], threads, rows=min(batch, len(problems)))
         quiet = as_json or not sys.stderr.isatty()
         found["against"] = reference
         found |= calibration.calibrate(

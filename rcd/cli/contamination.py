@@ -57,7 +57,7 @@ def contamination(
     if sets:
         pipeline = load(model, device=device, dtype=dtype)
         second = None if reference is None else (reference, load(reference, device=device, dtype=dtype))
-        limit_threads([pipeline, second and second[1]], threads)
+        limit_threads([pipeline, second and second[1]], threads, rows=batch)
         config = replace(config, carry=parse_carry(carry, pipeline.checkpoint.rcd.carry))
         kept = "" if output is None else f"the answers so far are in {output}, and the same command goes on"
         with opt.keeping(kept), tempfile.TemporaryDirectory() as scratch:

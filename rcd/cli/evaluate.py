@@ -77,7 +77,7 @@ def evaluate(
         note_window(model, config.window, pipeline.settings.attention, pipeline.checkpoint.rcd.provenance)
     chosen = parse_carry(carry, pipeline.checkpoint.rcd.carry)
     second = None if reference is None else (reference, load(reference, device=place, dtype=dtype))
-    limit_threads([pipeline, second and second[1]], threads)
+    limit_threads([pipeline, second and second[1]], threads, rows=min(batch, len(problems)))
     with opt.keeping_answers(output):
         figures = run(
             pipeline, problems, replace(config, carry=chosen), output, model=model, task=str(task), samples=samples,

@@ -65,7 +65,7 @@ def lm_eval(
         model, carry=carry, reference=reference, batch_size=batch, device=device, dtype=dtype,
         requests=output / REQUESTS, **given,
     )  # fmt: skip
-    limit_threads([instance.answerer.pipeline], threads)
+    limit_threads([instance.answerer.pipeline], threads, rows=batch)
     with opt.keeping(f"the requests answered so far are told in {output / REQUESTS}"):
         results = harness.run(
             instance, names, output, name=model, num_fewshot=num_fewshot, limit=limit,

@@ -53,7 +53,7 @@ def recall(
     config = configured(pipeline, decoding, length)
     config = replace(config, carry=parse_carry(carry, pipeline.checkpoint.rcd.carry))
     second = None if reference is None else beside(pipeline, reference, device, dtype)
-    limit_threads([pipeline, second], threads)
+    limit_threads([pipeline, second], threads, rows=min(batch, len(problems)))
     prompts = pipeline.encode([problem.question for problem in problems])
     found: dict[str, Any] = {
         "model": model, "task": task, "items": len(problems), "threshold": config.threshold,

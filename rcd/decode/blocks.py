@@ -201,7 +201,7 @@ class Blocks:
         terms, took = self.terms, made.took
         ids, _, needed = write(rows, made, outcome, terms)
         flying = self._flying(rows, needed)
-        hand_on(rows, made, outcome.state, flying[made.row, made.block] & made.took[made.row])
+        hand_on(rows, made, outcome, flying[made.row, made.block] & made.took[made.row])
         first = (self._added(rows) & ~flying).long().cumprod(-1).sum(-1)
         left = self._left(needed).gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)

@@ -112,7 +112,7 @@ class Engine:
         """Whether texts of so many positions have room, and the weights are still what they were."""
         return self.capacity >= needed and self.version == self._version()
 
-    def _version(self) -> list[Any]:
+    def _version(self) -> list[tuple[object, ...]]:
         return [each.model.weights_version for each in (self.target, self.reference) if each is not None]
 
     def needs(self, prompt: int, new: int) -> int:

@@ -72,9 +72,14 @@ class SlotModel:
             hidden = self.backbone(embeds, slots, self.cache)
         chosen: Any = slots.sources or slots.places or slice(inject.shape[0])
         hidden = places.take(hidden[chosen])
-        return Prediction(
-            self.head(hidden, places.counts), hidden, places.take(torch.cat(found)[chosen]) if found else None
-        )
+        before = None
+        if found:
+            before = torch.cat(found)
+            if len(found) > 1:  # slot by slot, in an order of their own
+                assert isinstance(self.backbone, StockBackbone)
+                before = torch.empty_like(before).index_copy(0, torch.tensor(self.backbone.order), before)
+            before = places.take(before[chosen])
+        return Prediction(self.head(hidden, places.counts), hidden, before)
 
     def plain(self, ids_NQ: Tensor, slots: Slots, predicted: int = 0) -> Tensor | None:
         """A pass with nothing injected: logits of so many slots (or all places), None for 0, where it only stores."""

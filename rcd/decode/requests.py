@@ -31,7 +31,10 @@ class Request:
     """What is shown every step of the request."""
 
     def numbered(self, row: int) -> Request:
-        return replace(self, row=row)
+        """The same under another number; its probe is told its own."""
+        probe, own = self.probe, self.row
+        renamed = None if probe is None else lambda look: probe(replace(look, row=own))
+        return replace(self, row=row, probe=renamed)
 
     @cached_property
     def features(self) -> Features:

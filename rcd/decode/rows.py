@@ -18,7 +18,7 @@ from torch import Tensor
 from rcd.carry.base import CarryState
 from rcd.decode.config import MOST_STOP_IDS
 from rcd.decode.slots import Slots
-from rcd.decode.step import Asked, Knobs, Outcome
+from rcd.decode.step import Asked, Knobs, Open, Outcome
 from rcd.decode.stopping import revisable, settle, unsettled
 from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
@@ -226,12 +226,18 @@ def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tenso
     return ids, masked, needed
 
 
-def hand_on(rows: Rows, made: Pass, after: CarryState, keep: Tensor) -> None:
+def hand_on(rows: Rows, made: Pass, outcome: Outcome, keep: Tensor) -> None:
     """The steps and the carry go on in the blocks `keep` [P]; elsewhere they are nothing, as at a block's beginning."""
     rows.step[made.state] = torch.where(keep, rows.step[made.state] + (made.quota > 0), 0)
-    for kept, new in zip(rows.carry.tensors(), after.tensors(), strict=True):
-        shape = (-1, *([1] * (new.dim() - 1)))
-        kept[made.state] = torch.where(keep.view(shape), new.to(kept.dtype), 0)
+    at: Tensor | tuple[Tensor, Tensor] = made.state
+    if isinstance(outcome.places, Open):  # all is nothing, but for the positions that were predicted
+        block, inside = outcome.places.apart
+        at, keep = (made.state[block], inside), keep[block]
+        for kept in rows.carry.tensors():
+            kept[made.state] = 0
+    for kept, new in zip(rows.carry.tensors(), outcome.state.tensors(), strict=True):
+        value = new.squeeze(1) if isinstance(at, tuple) else new
+        kept[at] = torch.where(keep.view(-1, *([1] * (value.dim() - 1))), value.to(kept.dtype), 0)
 
 
 def move(rows: Rows, took: Tensor, **values: Tensor) -> None:

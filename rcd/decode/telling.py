@@ -78,6 +78,6 @@ def no_numbers(step: int, reference: bool = False) -> str:
     """What is told of a step whose logits are no numbers."""
     whose = "the logits of the reference" if reference else "the model's logits"
     return (
-        f"{whose} are NaN or inf at denoising step {step}; try float32 (--dtype float32), and check the checkpoint with "
-        "`rcd info --check`."
+        f"{whose} are NaN or inf at denoising step {step}; try float32 (--dtype float32), and check the checkpoint "
+        "with `rcd info --check`."
     )

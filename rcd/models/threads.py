@@ -11,23 +11,23 @@ import torch
 from rcd.errors import whole
 
 SMALL = 20_000_000
-"""Parameters up to which one thread is enough: on busy cores two lose up to 40% there, and at most 20% above."""
+"""Parameters, times the rows decoded at once, up to which a second thread costs more than it brings on busy cores."""
 
 
-def threads_for(parameters: int) -> int | None:
-    """Threads for a model of so many parameters; None: as many as torch takes by itself."""
-    return 1 if parameters <= SMALL else None
+def threads_for(parameters: int, rows: int = 1) -> int | None:
+    """Threads for so many rows of a model of so many parameters; None: as many as torch takes by itself."""
+    return 1 if parameters * rows <= SMALL else None
 
 
-def limit_threads(models: Iterable[Any], asked: int | None = None) -> None:
+def limit_threads(models: Iterable[Any], asked: int | None = None, rows: int = 1) -> None:
     """Set torch's threads for decoding with these models (those that are not None): what was asked for, else what
-    OMP_NUM_THREADS says, else by the largest one's size."""
+    OMP_NUM_THREADS says, else by the largest one's size and the rows that it decodes at once."""
     if asked is not None:
         torch.set_num_threads(whole("--threads", asked, least=1))
         return
     there = [one.model for one in models if one is not None]
     if os.environ.get("OMP_NUM_THREADS") or any(model.device.type != "cpu" for model in there):
         return
-    chosen = threads_for(max(sum(p.numel() for p in model.parameters()) for model in there))
+    chosen = threads_for(max(sum(p.numel() for p in model.parameters()) for model in there), rows)
     if chosen is not None:
         torch.set_num_threads(chosen)

@@ -73,3 +73,4 @@ def test_threads_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     threads.limit_threads([small])
     assert chosen == [1, 3]
     assert threads.threads_for(11) is None and threads.threads_for(10) == 1
+    assert threads.threads_for(5, rows=2) == 1 and threads.threads_for(5, rows=3) is None
