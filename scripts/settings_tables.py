@@ -46,7 +46,7 @@ def _must(entry: Entry) -> str:
         return " or ".join(f"`{choice}`" for choice in entry.choices)
     kinds = {bool: "yes or no", tuple[str, ...]: "texts", tuple[int, ...]: "token ids"}
     if entry.name == "seed":
-        return "a whole number from 0 to 2^63 - 1"
+        return "a whole number from 0 to 2^64 - 1"
     return kinds.get(entry.type, entry.bounds)
 
 
