@@ -91,7 +91,9 @@ def test_a_steps_bookkeeping_asks_nothing_of_the_host(models: dict[str, rcd.Pipe
 
 
 @pytest.mark.parametrize(("window", "most"), [("blockwise", 10), ("d2f behind", 10), ("dual", 18)])
-def test_the_bookkeeping_is_compiled_once_for_all_sizes(window: str, most: int) -> None:
+def test_the_bookkeeping_is_compiled_once_for_all_sizes(
+    window: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four functions, each for a row alone, with one slot or two, and for any other size; of a canvas, whole, a block
     and several. 64 is also the width of the embeddings: a row that happens to be as long compiles nothing anew."""
     torch._dynamo.reset()
@@ -105,16 +107,20 @@ def test_the_bookkeeping_is_compiled_once_for_all_sizes(window: str, most: int) 
         made.append(graph)
         return graph.forward
 
+    def seen(replay: Any, at: tuple[int, ...]) -> Any:
+        def told(name: Any, function: Any) -> Any:
+            sizes.add((*at, *name[1]))
+            return replay(name, function)
+
+        return told
+
     many = [[5 + k % 7] * (3 + 5 * (k % 4)) for k in range(9)]
-    want, counts, sizes = pipeline.generate(many, chosen, seeds=[0] * 9).sequences, [], set()
+    want, counts, sizes = pipeline.generate(many, chosen, seeds=[0] * 9).sequences, [], set[Any]()
     for rows, capacity in ((1, 48), (3, 48), (5, 56), (8, 64), (9, 64)):
         served = engine(pipeline, chosen, rows, capacity)
         served.lag = 1
         served.units.compile(backend=counting)
-        launch = served.units.launch
-        served.units.launch = lambda size, *rest, at=(capacity, rows), launch=launch: (  # type: ignore[method-assign,misc]
-            sizes.add((*at, *size)) or launch(size, *rest)
-        )
+        monkeypatch.setattr(served.units, "replay", seen(served.units.replay, (rows, capacity)))
         assert ends(served, asked(pipeline, chosen, many)) == (dict(enumerate(want)), {})
         counts.append(len(made))
     settled = (
