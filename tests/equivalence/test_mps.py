@@ -40,7 +40,7 @@ def test_decoding_makes_no_fp64(window: str, carry: str) -> None:
     family, settings = WINDOWS[window]
     pipeline, second = (rcd.Pipeline(toy(family, seed=seed, spread=6.0)) for seed in (3, 4))
     travelling = {**CARRIES, **MORE}[carry]
-    chosen = config(**{**settings, "carry": travelling, "max_new_tokens": 9})
+    chosen = config(**{**settings, "carry": travelling, "max_new_tokens": 6})
     pipeline.model.hold(travelling)
     ways: list[dict[str, Any]] = [
         {}, {"temperature": 0.8, "logprobs": 2}, {"temperature": 1.2, "top_k": 9, "top_p": 0.8, "residual_scale": 0.5},
