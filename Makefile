@@ -19,7 +19,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python scripts/bench_step.py
+	$(BIN)/rcd bench decode --shape sdar-tiny
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "rcd needs Python 3.11 or newer; name one with: make PYTHON=python3.11"; exit 2; }

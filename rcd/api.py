@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rcd.asking import check_reference, is_single, row_seeds
 from rcd.carry.base import Carry, describe
 from rcd.data.examples import prompt_ids
 from rcd.decode import simple
@@ -20,7 +21,8 @@ from rcd.decode.config import DecodeConfig, RequestSettings, capacity_for
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Finished
 from rcd.decode.fused import misfit
-from rcd.decode.loop import DecodeLoop, Events, Handle, follow
+from rcd.decode.handle import Events, Handle, follow
+from rcd.decode.loop import DecodeLoop
 from rcd.decode.probe import Look
 from rcd.decode.requests import Request
 from rcd.decode.stopping import check_prompts
@@ -32,7 +34,6 @@ from rcd.models import writing
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.learnt import check_held
 from rcd.models.lm import DiffusionLM, ModelSettings
-from rcd.models.pairing import check_pair
 from rcd.models.settings import RCDFile
 
 MOST_ROWS = 128
@@ -171,7 +172,8 @@ class Pipeline:
         if many and len(config) != len(rows):  # type: ignore[arg-type]
             raise RCDError(f"{len(rows)} prompts need {len(rows)} configurations, not {len(config)}.")  # type: ignore[arg-type]
         longest = max(map(len, rows), default=0)
-        each = [self.resolve(one, longest) for one in (config if many else [config])]  # type: ignore[union-attr]
+        given: Any = config if many else [config]
+        each = [self.resolve(one, longest) for one in given]
         chosen = each if many else each * len(rows)
         own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, seeds)
         if many and seeds is None and generator is None:
@@ -238,7 +240,7 @@ class Pipeline:
         if not isinstance(prompts, Iterable):
             raise RCDError(f"prompts are texts, lists of token ids or chat messages, not {type(prompts).__name__}.")
         given: Any = prompts if isinstance(prompts, (str, Sequence)) or hasattr(prompts, "tolist") else list(prompts)
-        return [self._encode(prompt, chat) for prompt in ([given] if _is_single(given) else given)]
+        return [self._encode(prompt, chat) for prompt in ([given] if is_single(given) else given)]
 
     def _encode(self, prompt: Any, chat: bool | None) -> list[int]:
         if hasattr(prompt, "tolist"):  # a tensor or an array
@@ -300,49 +302,3 @@ def load(
     (also a GGUF file) as the start of an adaptation. `overrides`: mask_token_id, eos_token_ids, block_length,
     attention, shift."""
     return Pipeline(ckpt.load(source, family=family, device=device, dtype=dtype, revision=revision, **overrides))
-
-
-def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Sequence[int] | None = None) -> list[int]:
-    """One seed a row, so that a row's draws do not depend on the batch: those of `seeds`, from `generator`, or
-    seed + row."""
-    if seeds is not None and (len(seeds) != rows or generator is not None):
-        raise RCDError(f"{rows} prompts need {rows} seeds and no generator beside them, not {len(seeds)} seeds.")
-    if seeds is None:
-        seeds = [(seed + row) % 2**64 for row in range(rows)]
-    if generator is not None:
-        seeds = torch.randint(2**62, (rows,), generator=generator, device=generator.device).tolist()
-    return list(seeds)
-
-
-def check_reference(target: Pipeline, reference: Pipeline, prompts: list[list[int]], config: DecodeConfig) -> None:
-    """A residual is a distribution over tokens: both models must mean the same tokens by the same ids, and the
-    reference must be able to read whatever the target writes."""
-    ours, theirs = target.settings, reference.settings
-    check_pair(target.checkpoint, reference.checkpoint)
-    if target.model.device != reference.model.device:
-        raise RCDError(
-            f"the reference is on {reference.model.device} and the target on {target.model.device}; load both on one."
-        )
-    known = ours.vocab_size if target.tokenizer is None else min(len(target.tokenizer), ours.vocab_size)
-    if theirs.vocab_size < known:
-        raise RCDError(
-            f"the reference knows {theirs.vocab_size} tokens and the target {known}; a reference must know them all."
-        )
-    if ours.mask_token_id != theirs.mask_token_id and any(theirs.mask_token_id in prompt for prompt in prompts):
-        raise RCDError(
-            f"a prompt contains the token {theirs.mask_token_id}, which is the reference's mask; take it out."
-        )
-    assert config.block_length is not None
-    try:
-        check_prompts(prompts, replace(theirs, mask_token_id=-1), config.new_tokens, *config.rounding(ours))
-    except RCDError as error:
-        raise RCDError(f"the reference cannot read this: {error}") from error
-
-
-def _is_single(prompts: Any) -> bool:
-    """One prompt rather than a batch: a text, a flat list of ids, a 1D tensor, or one conversation."""
-    if isinstance(prompts, str):
-        return True
-    if hasattr(prompts, "tolist"):
-        return bool(prompts.ndim == 1)
-    return all(isinstance(item, (int, float, dict)) for item in prompts)

@@ -223,7 +223,7 @@ def _refusal(cls: Any, error: ValidationError, args: tuple[Any, ...]) -> RCDErro
     if isinstance(name, int) and name < len(args):  # given by its place
         name = list(by_name)[name] if name < len(by_name) else ""
     if first["type"] == "unexpected_keyword_argument":
-        return no_setting(cls.__name__, name, by_name) if by_name else RCDError(f"{cls.__name__} has no settings.")
+        return unknown_setting(cls, str(name))
     if first["type"] in ("missing", "missing_argument"):
         return RCDError(f"{cls.__name__} needs the setting {name!r}.")
     if name not in by_name:
@@ -267,9 +267,18 @@ def parse_pairs(cls: Any, pairs: Iterable[str], owner: str | None = None) -> dic
         if not (key and equals):
             raise RCDError(f"{pair!r} should be key=value.")
         if key not in by_name:
-            raise no_setting(owner or cls.__name__, key, by_name)
+            raise unknown_setting(cls, key, owner)
         out[key] = _parsed(text, by_name[key])
     return out
+
+
+def unknown_setting(cls: Any, name: str, owner: str | None = None) -> RCDError:
+    """Why there is no such setting: `cls.REMOVED` says of one that there was what to do instead."""
+    owner, names = owner or cls.__name__, [entry.name for entry in entries(cls)]
+    removed: Mapping[str, str] = getattr(cls, "REMOVED", {})
+    if name in removed:
+        return RCDError(f"{owner} has no setting {name!r} any more: {removed[name]}.")
+    return no_setting(owner, name, names) if names else RCDError(f"{owner} has no settings.")
 
 
 def _parsed(text: str, entry: Entry) -> Any:
@@ -281,7 +290,9 @@ def _parsed(text: str, entry: Entry) -> Any:
         value = json.loads(text)
     except json.JSONDecodeError:
         value = {"None": None, "True": True, "False": False}.get(text, text)
-    return tuple(value) if isinstance(value, list) and get_origin(entry.type) is tuple else value
+    if get_origin(entry.type) is tuple:
+        return tuple(value) if isinstance(value, list) else (value,)
+    return value
 
 
 def json_schema(cls: Any) -> Mapping[str, Any]:

@@ -25,8 +25,9 @@ from torch import Tensor
 from rcd import api
 from rcd.data.tasks.base import problems
 from rcd.decode.config import DecodeConfig
+from rcd.decode.probe import Look
 from rcd.errors import RCDError
-from rcd.evaluate.watching import Look, watch
+from rcd.evaluate.answering import answers
 from rcd.residual.alpha import normalised
 from rcd.residual.summary import Tail, expected_embedding, project, summarise
 
@@ -65,9 +66,14 @@ def decoded(model: str, task: str, limit: int) -> Iterator[Tensor]:
     """The logits of every step at the masks, as decoding sees them."""
     pipeline = api.load(model, device="cpu", dtype="float32")
     prompts = pipeline.encode([problem.question for problem in problems(task, "test", limit)])
-    for look in watch(pipeline, prompts, DecodeConfig(threshold=0.95)):
-        if isinstance(look, Look):
-            yield look.logits.flatten(0, -2)
+    found: list[Tensor] = []
+
+    def probe(look: Look) -> None:
+        found.append(look.logits)
+
+    for _ in answers(pipeline, prompts, DecodeConfig(threshold=0.95), probe=probe):
+        while found:
+            yield found.pop(0)
 
 
 def read_by(folder: str, gguf: str | None, texts: str, temperature: float, limit: int) -> tuple[Tensor, Tensor]:

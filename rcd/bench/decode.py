@@ -45,6 +45,10 @@ class Spread:
     low: float
     high: float
 
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        return self.low, self.high
+
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
         if len(values) < 2:
@@ -274,9 +278,10 @@ def compare(
         by_stock, by_seqd = over.get(STOCK), over.get(SEQD.name) if runner else None
         figure = Figure(
             name, load.batch, load.prefix, used, len(found), runner.steps if runner else len(found), own.median,
-            (own.low, own.high), 1e3 * busy[name],
-            over_stock=by_stock and by_stock.median, over_stock_quartiles=by_stock and (by_stock.low, by_stock.high),
-            over_seqd=by_seqd and by_seqd.median, over_seqd_quartiles=by_seqd and (by_seqd.low, by_seqd.high),
+            own.quartiles, 1e3 * busy[name],
+            over_stock=by_stock.median if by_stock else None,
+            over_stock_quartiles=by_stock.quartiles if by_stock else None,
+            over_seqd=by_seqd.median if by_seqd else None, over_seqd_quartiles=by_seqd.quartiles if by_seqd else None,
             cpu_over_stock=busy[name] / busy[STOCK] if busy.get(STOCK) else None,
             cpu_over_seqd=busy[name] / busy[SEQD.name] if runner and busy.get(SEQD.name) else None,
             stock_ms=1e3 * median(wall[STOCK]) if STOCK in wall else None,

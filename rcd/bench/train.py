@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from rcd.bench.decode import timed
+from rcd.bench.limits import timed
 from rcd.bench.shapes import check_shape, described, random_model
 from rcd.carry.residual import Residual
 from rcd.data.examples import Example, Report
@@ -112,7 +112,7 @@ def measure(job: Job, method: str, device: torch.device) -> Figure:
 
         for number in range(WARM):
             step(number)
-        seconds = median(timed(lambda k=number: step(k), device) for number in range(WARM, WARM + job.steps))  # type: ignore[misc]
+        seconds = median(timed(lambda k=number: step(k), device)[0] for number in range(WARM, WARM + job.steps))  # type: ignore[misc]
     peak = torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None
     return Figure(method, 1e3 * seconds, job.batch * job.length / seconds, peak, loss[0])
 

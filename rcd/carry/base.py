@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from rcd import registry
 from rcd.errors import RCDError, no_setting, unknown_name
 from rcd.residual.distribution import Distribution
 from rcd.residual.start import Passes
+
+if TYPE_CHECKING:
+    from rcd.carry.residual import Residual
 
 
 class CarryState:
@@ -127,6 +130,11 @@ class Carry(ABC):
         return "reference" in (self.start_pass, self.step_pass)
 
     @property
+    def recalls(self) -> bool:
+        """Whether `update` reads the state that it is given."""
+        return True
+
+    @property
     def expects(self) -> bool:
         """Whether every update reads an expectation over the codebook (Eq. 1), which may then be approximated."""
         return False
@@ -172,6 +180,11 @@ class Carry(ABC):
     def for_reference(self) -> Carry:
         """The same for predictions of a reference."""
         return self.for_training()
+
+    def for_ablation(self) -> Residual:
+        """The residual carry whose settings the paper's ablations vary: the paper's own, unless this is one."""
+        carry: Residual = make("residual")  # type: ignore[assignment]
+        return carry
 
     def parameters(self, width: int) -> nn.Module | None:
         """New parameters of its own, if it learns any, as training begins with them. The model holds them

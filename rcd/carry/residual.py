@@ -100,6 +100,10 @@ class Residual(Carry):
         return "reference" if self.source == "reference" else "none"
 
     @property
+    def recalls(self) -> bool:
+        return self.source == "reference"
+
+    @property
     def expects(self) -> bool:
         reads = self.source == "self" and self.alpha != "top1"
         return reads and (self.t_res_on == "alpha" or self.t_res == 1.0)
@@ -114,6 +118,9 @@ class Residual(Carry):
 
     def for_training(self) -> Residual:
         return replace(self, source="self")
+
+    def for_ablation(self) -> Residual:
+        return self
 
     def for_reference(self) -> Residual:
         """Algorithm 1 reads the reference without T_res."""

@@ -12,6 +12,7 @@ import typer
 
 from rcd.cli import evaluate as own
 from rcd.cli import options as opt
+from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note
 from rcd.errors import RCDError, number, one_of, unwritable, whole
 from rcd.evaluate.wording import counted, too_few
@@ -28,19 +29,9 @@ TOGETHER = ("alpha", "start", "t_res", NORMS)
 """What `all` means; alpha-reference is about two models that were trained without residuals."""
 
 Shots = Annotated[int | None, typer.Option(help="Worked examples before the question, where the task has them.")]
-Threshold = Annotated[float | None, typer.Option(help="In [0, 1]; 0.85 by default.", rich_help_panel=opt.COMMIT)]
-NewTokens = Annotated[int | None, typer.Option(help="By default the model's or the task's.")]
-Base = Annotated[
-    str,
-    typer.Option(
-        "--carry",
-        help="trained (what rcd.json says), or NAME or NAME,setting=value,...",
-        rich_help_panel=opt.CARRY,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
+@decoding("threshold", "max_new_tokens", max_new_tokens=opt.TASKS_LENGTH)
 def ablate(
     task: own.Task,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the results; the same one goes on.")],
@@ -53,23 +44,23 @@ def ablate(
     seqd: Annotated[
         str | None, typer.Option(help="A model trained without residuals, as a further row.", rich_help_panel=opt.CARRY)
     ] = None,
-    carry: Base = opt.TRAINED,
+    carry: opt.CarryOf = opt.TRAINED,
+    *,
+    decoding: Given,
     rows: Annotated[str | None, typer.Option(help="Only these rows, with commas (and the default row).")] = None,
     grid: Annotated[str | None, typer.Option(help="The T_res to try, with commas.")] = None,
     keep_cap: Annotated[
         bool, typer.Option("--keep-cap", help="The model's alpha_most on every weight.", rich_help_panel=opt.CARRY)
     ] = False,
-    threshold: Threshold = None,
-    max_new_tokens: NewTokens = None,
-    settings: opt.Settings = None,
     limit: own.Limit = None,
     path: own.TaskPath = None,
     shots: Shots = None,
     task_seed: own.TaskSeed = 0,
     batch: own.Batch = 32,
-    as_json: Json = False,
+    as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """The weight (fig:ablation-on-alpha), the start (tab:init-ablation), T_res and norms, row by row.
 
@@ -84,16 +75,18 @@ def ablate(
         raise RCDError(f"--rows picks rows of one table; take --what {', '.join(TABLES)} with it, not {what}.")
     places = None if grid is None else floats("--grid", grid)
     whole("batch", batch, least=1)
-    known = dict(threshold=threshold, max_new_tokens=max_new_tokens)
-    opt.decode_settings(settings, known)  # flags are checked before a large model is read
+    decoding.config()  # flags are checked before a large model is read
 
     from rcd.api import load
+    from rcd.carry.parse import parse_carry
     from rcd.evaluate import ablation
+    from rcd.models.threads import limit_threads
 
     problems, length = items(task, limit, task_seed, path, shots)
     pipeline = load(model, device=device, dtype=dtype)
-    config = configured(pipeline, settings, known, length)
-    base = opt.carry_spec(carry, pipeline.checkpoint.rcd.carry)
+    config = configured(pipeline, decoding, length)
+    base = parse_carry(carry, pipeline.checkpoint.rcd.carry)
+    assert base is not None
     names = list(dict.fromkeys(reference or []))
     tables = [
         ablation.table(
@@ -105,6 +98,7 @@ def ablate(
     ]  # fmt: skip
     others = {name: beside(pipeline, name, device, dtype) for name in names}
     plain = None if seqd is None else (seqd, beside(pipeline, seqd, device, dtype))
+    limit_threads([pipeline, *others.values(), plain and plain[1]], threads, rows=min(batch, len(problems)))
     for text in notes(wanted, base, names, model):
         note(text)
 
@@ -141,14 +135,9 @@ def items(
     return tasks.load(task, limit=limit, seed=seed, path=path, shots=shots), tasks.new_tokens(task)
 
 
-def configured(
-    pipeline: Pipeline, settings: list[str] | None, known: dict[str, Any], length: int | None
-) -> DecodeConfig:
+def configured(pipeline: Pipeline, decoding: Given, length: int | None) -> DecodeConfig:
     """The flags; where they do not say it, answers are as long as the model's rcd.json says, else as the task's."""
-    config = opt.decode_settings(settings, known)
-    if config.max_new_tokens is None and pipeline.settings.max_new_tokens is None:
-        return replace(config, max_new_tokens=length)
-    return config
+    return decoding.config(max_new_tokens=length if pipeline.settings.max_new_tokens is None else None)
 
 
 def beside(pipeline: Pipeline, name: str, device: str, dtype: str) -> Pipeline:
@@ -170,10 +159,10 @@ def listener(what: str) -> Any:
 
 def notes(wanted: Sequence[str], base: Carry, references: Sequence[str], model: str) -> list[str]:
     """What a reader should know before the tables."""
-    from rcd.carry.residual import Residual
+    from rcd.carry.base import describe
 
     out = []
-    if not isinstance(base, Residual) and {"alpha", "start", "t_res"} & set(wanted):
+    if "t_res" not in describe(base) and {"alpha", "start", "t_res"} & set(wanted):
         out.append(f"{model} was not trained with residuals, so the rows are the paper's Residual() on a plain model")
     if "start" in wanted and not references:
         out.append("start: no row of a reference without --reference")

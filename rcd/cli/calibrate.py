@@ -10,50 +10,54 @@ import typer
 
 from rcd.cli import evaluate as own
 from rcd.cli import options as opt
-from rcd.cli.ablate import Base, Json, NewTokens, Shots, Threshold, beside, configured, items
+from rcd.cli.ablate import Shots, beside, configured, items
+from rcd.cli.flags import Given, decoding
 from rcd.errors import RCDError, one_of, whole
 from rcd.evaluate.wording import counted, too_few
 
 
+@decoding("threshold", "max_new_tokens", max_new_tokens=opt.TASKS_LENGTH)
 def calibrate(
     task: own.Task,
     model: opt.Model = opt.DEFAULT_MODEL,
     reference: Annotated[
         str | None, typer.Option(help="The model whose residuals were seen in training.", rich_help_panel=opt.CARRY)
     ] = None,
-    carry: Base = opt.TRAINED,
+    carry: opt.CarryOf = opt.TRAINED,
+    *,
+    decoding: Given,
     masks: Annotated[
         str, typer.Option(help="undecided (predictions not above the threshold, on both sides) or all.")
     ] = "undecided",
     draws: Annotated[int, typer.Option(help="So many times every solution is masked.")] = 4,
-    threshold: Threshold = None,
-    max_new_tokens: NewTokens = None,
-    settings: opt.Settings = None,
     limit: own.Limit = None,
     path: own.TaskPath = None,
     shots: Shots = None,
     task_seed: own.TaskSeed = 0,
     batch: own.Batch = 32,
-    as_json: Json = False,
+    as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Choose T_res (Sec. 3.3): match alpha in decoding to the reference's on randomly masked solutions."""
     one_of("--masks", masks, ("undecided", "all"))
     whole("draws", draws, least=1)
     whole("batch", batch, least=1)
-    known = dict(threshold=threshold, max_new_tokens=max_new_tokens)
-    opt.decode_settings(settings, known)
+    decoding.config()
 
     from rcd.api import load
-    from rcd.carry.residual import Residual
+    from rcd.carry.base import describe
+    from rcd.carry.parse import parse_carry
     from rcd.evaluate import calibration
+    from rcd.models.threads import limit_threads
 
     problems, length = items(task, limit, task_seed, path, shots)
     pipeline = load(model, device=device, dtype=dtype)
-    config = configured(pipeline, settings, known, length)
-    base = opt.carry_spec(carry, pipeline.checkpoint.rcd.carry)
-    if not isinstance(base, Residual):
+    config = configured(pipeline, decoding, length)
+    base: Any = parse_carry(carry, pipeline.checkpoint.rcd.carry)
+    own_t_res = describe(base).get("t_res")
+    if own_t_res is None:
         raise RCDError(f"{model} carries no residual, which T_res is about; name one, such as --carry residual.")
     alone = calibration.own_training(pipeline)
     trained = {True: "its own predictions", False: "a reference", None: None}[alone]
@@ -61,9 +65,10 @@ def calibrate(
     if reference is None:
         if not alone:
             raise RCDError("calibration compares with the reference of the model's training; name it with --reference.")
-        found["t_res"] = base.t_res
+        found["t_res"] = own_t_res
     else:
         second = beside(pipeline, reference, device, dtype)
+        limit_threads([pipeline, second], threads, rows=min(batch, len(problems)))
         quiet = as_json or not sys.stderr.isatty()
         found["against"] = reference
         found |= calibration.calibrate(
@@ -75,7 +80,7 @@ def calibrate(
         return
     if "after" in found:
         print("\n".join(calibration.lines(found)))
-    print("\n".join(advice(found, base.t_res)))
+    print("\n".join(advice(found, own_t_res)))
 
 
 def advice(found: dict[str, Any], trained: float) -> list[str]:

@@ -12,9 +12,11 @@ import typer
 
 from rcd.cli import evaluate as own
 from rcd.cli import options as opt
+from rcd.cli.flags import Given, decoding
 from rcd.errors import RCDError, whole
 
 
+@decoding("threshold", "block_length", "max_new_tokens", max_new_tokens=opt.TASKS_LENGTH)
 def contamination(
     model: opt.Model = opt.DEFAULT_MODEL,
     paths: Annotated[
@@ -24,20 +26,16 @@ def contamination(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Keep the answers there; the same folder goes on.")
     ] = None,
-    carry: Annotated[
-        str,
-        typer.Option(help="trained (what rcd.json says), or NAME or NAME,setting=value,...", rich_help_panel=opt.CARRY),
-    ] = opt.TRAINED,
-    reference: Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=opt.CARRY)] = None,
-    threshold: Annotated[float | None, typer.Option(help="In [0, 1].", rich_help_panel=opt.COMMIT)] = None,
-    block_length: Annotated[int | None, typer.Option(help="By default its own.", rich_help_panel=opt.COMMIT)] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="By default the model's or the task's.")] = None,
-    settings: opt.Settings = None,
+    carry: opt.CarryOf = opt.TRAINED,
+    reference: opt.Reference = None,
+    *,
+    decoding: Given,
     limit: own.Limit = None,
     batch: own.Batch = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """How much of a GSM8K accuracy is left on new and on changed problems. Exit code 1: a set could not be loaded."""
     whole("batch", batch, least=1)
@@ -47,19 +45,20 @@ def contamination(
         if not (name and equals and file):
             raise RCDError(f"--path {text!r} should be SET=FILE, such as gsm8k=gsm8k.jsonl.")
         files[name] = file
-    config = opt.decode_settings(
-        settings, dict(threshold=threshold, block_length=block_length, max_new_tokens=max_new_tokens)
-    )
+    config = decoding.config()
 
     from rcd.api import load
+    from rcd.carry.parse import parse_carry
     from rcd.evaluate.contamination import lines, load_sets, study
+    from rcd.models.threads import limit_threads
 
     sets, skipped = load_sets(files, limit)
     found: dict[str, Any] = {"model": model, "sets": {}, "drops": {}}
     if sets:
         pipeline = load(model, device=device, dtype=dtype)
         second = None if reference is None else (reference, load(reference, device=device, dtype=dtype))
-        config = replace(config, carry=opt.carry_spec(carry, pipeline.checkpoint.rcd.carry))
+        limit_threads([pipeline, second and second[1]], threads, rows=batch)
+        config = replace(config, carry=parse_carry(carry, pipeline.checkpoint.rcd.carry))
         kept = "" if output is None else f"the answers so far are in {output}, and the same command goes on"
         with opt.keeping(kept), tempfile.TemporaryDirectory() as scratch:
             found = study(

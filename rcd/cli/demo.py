@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rcd.cli import options as opt
+from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note
-from rcd.errors import RCDError, number, one_of, unwritable, whole
+from rcd.errors import RCDError, one_of, unwritable, whole
 from rcd.evaluate.wording import FEW, counted, signed
 
 if TYPE_CHECKING:
@@ -51,20 +53,22 @@ ROW, GRID = 7, 41
 """Tokens of a sudoku's row with the mark behind it, and of a grid, which has none behind its last row."""
 
 
+@decoding("threshold", pairs=False, threshold=0.95)
 def demo(
     problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 100,
     models: Annotated[str, typer.Option("--set", help=f"The bundled models: {', '.join(SETS)}.")] = "llada",
-    threshold: Annotated[float, typer.Option(help="Commit every token above this confidence.")] = 0.95,
+    *,
+    decoding: Given,
     seed: Annotated[int | None, typer.Option(help="Of the problems; by default new ones every time.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="The trade-off as PNG or SVG; by default rcd-demo.png, none with --json.")
     ] = None,
     pause: Annotated[float, typer.Option(min=0, help="Seconds to rest after each step of the live view.")] = 0.2,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Answer fresh problems with the bundled SeqD and RCD models, side by side."""
     whole("problems", problems, least=1, most=MOST)
-    number("threshold", threshold, least=0, most=1)
+    threshold = decoding.config().threshold
     one_of("set", models, SETS)
     if seed is not None:
         whole("seed", seed, least=0)
@@ -72,13 +76,12 @@ def demo(
         _check_picture(picture)
     seed = secrets.randbelow(10**6) + 1 if seed is None else seed
 
-    import torch
-
     from rcd.api import load
     from rcd.data.tasks.base import problems as draw
+    from rcd.models.threads import limit_threads
 
-    torch.set_num_threads(1)  # two threads gain a quarter on an idle machine and lose a factor of ten on a busy one
     pipelines = {side: load(f"bundled:{models}-{side}") for side in SIDES}
+    limit_threads(pipelines.values())
     given = list(draw(SETS[models][0], "test", problems, seed=seed))
     if as_json:
         _print_json(pipelines, given, threshold, models, seed, picture)
@@ -200,9 +203,9 @@ def _one_problem(
     """One problem, decoded by both in step with one another."""
     from rich.live import Live
 
-    from rcd.cli.live import SHADES, Canvas, strongest
+    from rcd.cli.live import SHADES, Canvas
     from rcd.decode.config import DecodeConfig
-    from rcd.decode.events import Finished
+    from rcd.decode.events import Finished, Step
     from rcd.evaluate.grading import grade
 
     console.print(f"[bold]One of them:[/bold] {_question(problem)}", highlight=False)
@@ -211,7 +214,7 @@ def _one_problem(
         console.print(shades, style="dim", highlight=False)
     config = DecodeConfig(threshold=threshold)
     canvases = {
-        side: Canvas(pipeline, strongest(pipeline.resolve(config).carry)) for side, pipeline in pipelines.items()
+        side: Canvas(pipeline, pipeline.resolve(config).travelling.strongest) for side, pipeline in pipelines.items()
     }
     streams: dict[str, Iterator[Any]] = {
         side: pipeline.stream(problem.question, config) for side, pipeline in pipelines.items()
@@ -225,8 +228,10 @@ def _one_problem(
                 if isinstance(event, Finished):
                     done[side] = pipelines[side].generation(event, 0.0)
                     canvases[side].finish(event)
-                elif event is not None:
+                elif isinstance(event, Step):
                     canvases[side].see(event)
+                elif event is not None:
+                    raise RCDError(event.message)
             if live is not None:
                 live.update(_beside(console, canvases, problem))
                 live.refresh()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rcd.cli import options as opt
+from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note, note_task, note_window
 from rcd.errors import whole
 from rcd.evaluate.wording import counted, too_few
@@ -28,20 +29,15 @@ EVERY = 20.0
 """Seconds between two lines of progress where the output is no terminal."""
 
 
+@decoding("threshold", "block_length", "max_new_tokens", "temperature", "seed", max_new_tokens=opt.TASKS_LENGTH)
 def evaluate(
     task: Task,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the results; the same one goes on.")],
     model: opt.Model = opt.DEFAULT_MODEL,
-    carry: Annotated[
-        str,
-        typer.Option(help="trained (what rcd.json says), or NAME or NAME,setting=value,...", rich_help_panel=opt.CARRY),
-    ] = opt.TRAINED,
-    reference: Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=opt.CARRY)] = None,
-    threshold: Annotated[float | None, typer.Option(help="In [0, 1].", rich_help_panel=opt.COMMIT)] = None,
-    block_length: Annotated[int | None, typer.Option(help="By default its own.", rich_help_panel=opt.COMMIT)] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="By default the model's or the task's.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.", rich_help_panel=opt.SAMPLING)] = None,
-    settings: opt.Settings = None,
+    carry: opt.CarryOf = opt.TRAINED,
+    reference: opt.Reference = None,
+    *,
+    decoding: Given,
     samples: Annotated[int, typer.Option(help="Answers to each item; accuracy is Pass@1 over them.")] = 1,
     limit: Limit = None,
     path: TaskPath = None,
@@ -49,29 +45,24 @@ def evaluate(
         int | None, typer.Option(help="Worked examples before the question, where the task has them.")
     ] = None,
     task_seed: TaskSeed = 0,
-    seed: Annotated[int, typer.Option(help="Of sampling.", rich_help_panel=opt.SAMPLING)] = 0,
     batch: Batch = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Answer a task's items and grade them. Several GPUs: accelerate launch -m rcd eval ..."""
     whole("samples", samples, least=1)
     whole("batch", batch, least=1)
-    known = dict(
-        threshold=threshold,
-        block_length=block_length,
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        seed=seed,
-    )
-    opt.decode_settings(settings, known)  # flags are checked before a large model is read
+    decoding.config()  # flags are checked before a large model is read
 
     from accelerate import PartialState
 
     from rcd.api import load
+    from rcd.carry.parse import parse_carry
     from rcd.evaluate import tasks
     from rcd.evaluate.evaluation import evaluate as run
+    from rcd.models.threads import limit_threads
 
     problems = tasks.load(task, limit=limit, seed=task_seed, path=path, shots=shots)
     state = PartialState(cpu=device == "cpu")
@@ -79,13 +70,14 @@ def evaluate(
     pipeline = load(model, device=place, dtype=dtype)
     if state.is_main_process:
         note_task(model, pipeline.checkpoint.rcd.provenance, task, problems, pipeline.tokenizer)
-    if max_new_tokens is None and pipeline.settings.max_new_tokens is None:
-        known["max_new_tokens"] = tasks.new_tokens(task)
-    config = opt.decode_settings(settings, known)
+    config = decoding.config(
+        max_new_tokens=tasks.new_tokens(task) if pipeline.settings.max_new_tokens is None else None
+    )
     if state.is_main_process:
         note_window(model, config.window, pipeline.settings.attention, pipeline.checkpoint.rcd.provenance)
-    chosen = opt.carry_spec(carry, pipeline.checkpoint.rcd.carry)
+    chosen = parse_carry(carry, pipeline.checkpoint.rcd.carry)
     second = None if reference is None else (reference, load(reference, device=place, dtype=dtype))
+    limit_threads([pipeline, second and second[1]], threads, rows=min(batch, len(problems)))
     with opt.keeping_answers(output):
         figures = run(
             pipeline, problems, replace(config, carry=chosen), output, model=model, task=str(task), samples=samples,
@@ -100,7 +92,7 @@ def evaluate(
 def compare(
     base: Annotated[Path, typer.Argument(help="A folder that rcd eval wrote.")],
     other: Annotated[Path, typer.Argument(help="Another, over the same items.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Two evaluations on the same items: the paired difference with its 95% interval."""
     from rcd.evaluate.evaluation import compare_runs

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,6 +16,8 @@ from rcd.errors import unknown_name
 
 MODEL = "model"
 """The bundled checkpoints, beside the registered parts."""
+WITH_WORDS = ("rcd.carry.", "rcd.residual.", "rcd.diffusion.", "rcd.decode.")
+"""Rooms whose parts are described by their docstrings."""
 KINDS = (*registry.PARTS, MODEL)
 
 
@@ -55,6 +60,9 @@ def _parts(kind: str) -> dict[str, str]:
 
 
 def _first_sentence(kind: str, name: str) -> str:
+    written = _written(registry.PARTS[kind][name], whole=kind == "carry")
+    if written is not None:
+        return _first(written)
     part = registry.get(kind, name)
     if kind == "family":
         start = "; causal, the start of an adaptation" if part.causal else ""
@@ -65,6 +73,24 @@ def _first_sentence(kind: str, name: str) -> str:
         if part().about:
             return str(part().about)
         part = getattr(part, "func", part)  # a partial has its function's words
-    documented = inspect.getmodule(part) if kind == "carry" else part
-    text = " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
-    return text
+    return _first(inspect.getdoc(inspect.getmodule(part) if kind == "carry" else part) or "")
+
+
+def _first(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _written(place: str, whole: bool) -> str | None:
+    """The docstring of a function or a class (`whole`: of its module), read from the source, since importing a part
+    imports torch; None where there is none to read."""
+    module, attribute = place.split(":")
+    found = find_spec(module) if module.startswith(WITH_WORDS) else None
+    if found is None or found.origin is None:
+        return None
+    tree = ast.parse(Path(found.origin).read_text(encoding="utf-8"))
+    if whole:
+        return ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute:
+            return ast.get_docstring(node)
+    return None

@@ -14,13 +14,18 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
+from rcd.errors import RCDError
 from rcd.evaluate.wording import counted
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
-    from rcd.carry.base import Carry
-    from rcd.decode.events import Event, Finished
+    from rcd.decode.events import Event, Finished, Step
 
+STOPS = {
+    "eos": "the model ended its text",
+    "stop": "a stop string or stop token ended it",
+    "length": "the length was reached",
+}
 SHADES = "·░▒▓█"
 """A mask by its alpha: none yet, then in quarters of the largest that the carry gives."""
 
@@ -34,38 +39,25 @@ def shade(alpha: float, most: float = 1.0) -> tuple[str, str]:
     return SHADES[level], f"rgb({int(90 + 150 * warmth)},{int(150 + 20 * warmth)},{int(220 - 130 * warmth)})"
 
 
-def strongest(carry: Carry | str | None) -> float:
-    """The largest alpha that a carry can give."""
-    from rcd.carry.residual import Residual
-
-    if not isinstance(carry, Residual):
-        return 1.0
-    name = carry.top1_alpha if carry.alpha == "top1" else carry.alpha
-    return min(carry.alpha_most, carry.alpha_scale * (carry.alpha_value if name == "fixed" else 1.0))
-
-
 class Canvas:
     """The text so far, as a renderable: committed runs as text, masks as shades, no taller than the terminal."""
 
     def __init__(self, pipeline: Pipeline, most: float = 1.0):
-        """`most` is the alpha of the darkest shade."""
+        """`most` is the alpha of the darkest shade, the carry's `strongest`."""
         self.pipeline, self.most = pipeline, most
         self.tokens: dict[int, int] = {}
         self.new: set[int] = set()
         self.masks: dict[int, float] = {}
         self.steps = 0
+        self.cut: str | None = None
+        """The answer before a stop string."""
 
-    def see(self, event: Event, row: int = 0) -> None:
-        from rcd.decode.events import Step
-
-        if not isinstance(event, Step) or row not in event.rows:
-            return
-        k = event.rows.index(row)
-        self.steps, self.new = event.number[k], set()
-        alpha = None if event.alpha is None else event.alpha[k].tolist()
-        committed, masked, draft = event.committed[k].tolist(), event.masked[k].tolist(), event.draft[k].tolist()
+    def see(self, event: Step) -> None:
+        self.steps, self.new = event.number, set()
+        alpha = None if event.alpha is None else event.alpha.tolist()
+        committed, masked, draft = event.committed.tolist(), event.masked.tolist(), event.draft.tolist()
         for j in range(len(draft)):
-            position = event.offsets[k] + j
+            position = event.offset + j
             if position < 0:
                 continue
             if masked[j]:
@@ -77,12 +69,14 @@ class Canvas:
                     self.new.add(position)
 
     def finish(self, done: Finished) -> None:
-        self.tokens, self.new, self.masks = dict(enumerate(done.ids)), set(), {}
+        self.tokens, self.new, self.masks, self.cut = dict(enumerate(done.ids)), set(), {}, done.text
 
     def shade(self, position: int) -> tuple[str, str]:
         return shade(self.masks.get(position, 0.0), self.most)
 
     def text(self) -> Text:
+        if self.cut is not None:
+            return Text(self.cut)
         out, ends = Text(), set(self.pipeline.settings.eos_token_ids)
         length = max([*self.tokens, *self.masks], default=-1) + 1
         for kind, run in groupby(range(length), key=lambda position: self._kind(position, ends)):
@@ -129,7 +123,7 @@ def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None 
     The moving part is taken away at the end and the whole text printed, however long it is. `most` is the alpha of the
     darkest shade.
     """
-    from rcd.decode.events import Finished
+    from rcd.decode.events import Finished, Step
 
     console = console or Console()
     canvas, done = Canvas(pipeline, most), None
@@ -138,9 +132,12 @@ def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None 
     with Live(canvas, console=console, auto_refresh=False, transient=True) if moving else nullcontext() as live:
         drawn = 0.0
         for event in events:
-            if isinstance(event, Finished):
+            if isinstance(event, Step):
+                canvas.see(event)
+            elif isinstance(event, Finished):
                 done = event
-            canvas.see(event)
+            else:
+                raise RCDError(event.message)
             if live is not None and time.monotonic() - drawn > 0.04:
                 live.refresh()
                 drawn = time.monotonic()
@@ -154,7 +151,7 @@ def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None 
 def summary(result: Generation) -> str:
     """One line of figures."""
     tokens, steps = counted(result.tokens, "token"), counted(result.denoising_steps, "denoising step")
-    why = {"eos": "the model ended its text", "length": "the length was reached"}[result.stop_reason]
+    why = STOPS[result.stop_reason]
     return (
         f"{tokens} in {steps} ({result.tokens_per_step:.2f} a step), "
         f"{counted(result.forwards, 'forward')}, {result.seconds:.2f} s; {why}."

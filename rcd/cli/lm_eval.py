@@ -9,38 +9,33 @@ from typing import Annotated, Any
 import typer
 
 from rcd.cli import options as opt
+from rcd.cli.flags import Given, decoding
 from rcd.errors import RCDError, whole
 
 
+@decoding(
+    "threshold", "block_length", "max_new_tokens", "temperature", "seed",
+    max_new_tokens="the task's, else the model's", temperature="the task's",
+)  # fmt: skip
 def lm_eval(
     tasks: Annotated[str, typer.Option("--tasks", "-t", help="lm-eval's names, parted by commas; or YAML files.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the results, a new one.")],
     model: opt.Model = opt.DEFAULT_MODEL,
-    carry: Annotated[
-        str,
-        typer.Option(help="trained (what rcd.json says), or NAME or NAME,setting=value,...", rich_help_panel=opt.CARRY),
-    ] = opt.TRAINED,
-    reference: Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=opt.CARRY)] = None,
-    threshold: Annotated[float | None, typer.Option(help="In [0, 1].", rich_help_panel=opt.COMMIT)] = None,
-    block_length: Annotated[int | None, typer.Option(help="By default its own.", rich_help_panel=opt.COMMIT)] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(help="Instead of the task's; by default the task's, else the model's.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option(help="Instead of the task's; 0 is greedy.", rich_help_panel=opt.SAMPLING)
-    ] = None,
-    settings: opt.Settings = None,
+    carry: opt.CarryOf = opt.TRAINED,
+    reference: opt.Reference = None,
+    *,
+    decoding: Given,
     num_fewshot: Annotated[int | None, typer.Option(help="Worked examples; by default the task's.")] = None,
     limit: Annotated[int | None, typer.Option(help="Only the first so many documents of each task.")] = None,
     include_path: Annotated[list[Path] | None, typer.Option(help="A folder of YAML tasks; may be repeated.")] = None,
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Ask in the tokenizer's chat template.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of sampling.", rich_help_panel=opt.SAMPLING)] = 0,
     batch: Annotated[int, typer.Option(help="Rows at once, on a GPU.")] = 32,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Run lm-eval's generation tasks; every request's steps and seconds go to OUTPUT/requests.jsonl."""
     whole("batch", batch, least=1)
@@ -50,12 +45,18 @@ def lm_eval(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise RCDError("name at least one task with --tasks.")
-    known = dict(threshold=threshold, block_length=block_length, seed=seed)
-    given = opt.values(settings or []) | {key: value for key, value in known.items() if value is not None}
-    opt.decode_settings(settings, dict(known, max_new_tokens=max_new_tokens, temperature=temperature))
+    decoding.config()
+    given = dict(decoding.values)
+    asked: dict[str, Any] = {}
+    if "max_new_tokens" in decoding.flags:
+        asked["max_gen_toks"] = given.pop("max_new_tokens")
+    if "temperature" in decoding.flags:
+        temperature = given.pop("temperature")
+        asked |= {"temperature": temperature, "do_sample": temperature > 0}
 
     from rcd.evaluate import harness
     from rcd.evaluate.requests import REQUESTS
+    from rcd.models.threads import limit_threads
 
     harness.library()
     folders = include_path or []
@@ -64,11 +65,7 @@ def lm_eval(
         model, carry=carry, reference=reference, batch_size=batch, device=device, dtype=dtype,
         requests=output / REQUESTS, **given,
     )  # fmt: skip
-    asked: dict[str, Any] = {}
-    if max_new_tokens is not None:
-        asked["max_gen_toks"] = max_new_tokens
-    if temperature is not None:
-        asked |= {"temperature": temperature, "do_sample": temperature > 0}
+    limit_threads([instance.answerer.pipeline], threads, rows=batch)
     with opt.keeping(f"the requests answered so far are told in {output / REQUESTS}"):
         results = harness.run(
             instance, names, output, name=model, num_fewshot=num_fewshot, limit=limit,

@@ -26,6 +26,7 @@ from rcd.cli import (
     sweep,
     train,
 )
+from rcd.cli.flags import completed
 from rcd.cli.options import Interrupted, keeping
 from rcd.errors import RCDError, out_of_memory
 
@@ -40,6 +41,10 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
         except typer.BadParameter as error:
             raise no_number(error) or error from error.__cause__
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, completed(str(name), command), rest
 
 
 NUMBERS = {"float": "a number", "int": "a whole number"}

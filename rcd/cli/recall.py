@@ -11,45 +11,49 @@ import typer
 
 from rcd.cli import evaluate as own
 from rcd.cli import options as opt
-from rcd.cli.ablate import Base, Json, NewTokens, Shots, Threshold, beside, configured, drawn, items, write
+from rcd.cli.ablate import Shots, beside, configured, drawn, items, write
+from rcd.cli.flags import Given, decoding
 from rcd.errors import RCDError, whole
 from rcd.evaluate.wording import counted
 
 
+@decoding("threshold", "max_new_tokens", max_new_tokens=opt.TASKS_LENGTH)
 def recall(
     task: own.Task,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of recall.json and the figures.")],
     model: opt.Model = opt.DEFAULT_MODEL,
     k: Annotated[str, typer.Option("--k", help="With commas.")] = "1,2,5,10",
-    carry: Base = opt.TRAINED,
-    reference: Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=opt.CARRY)] = None,
-    threshold: Threshold = None,
-    max_new_tokens: NewTokens = None,
-    settings: opt.Settings = None,
+    carry: opt.CarryOf = opt.TRAINED,
+    reference: opt.Reference = None,
+    *,
+    decoding: Given,
     limit: own.Limit = None,
     path: own.TaskPath = None,
     shots: Shots = None,
     task_seed: own.TaskSeed = 0,
     batch: own.Batch = 32,
-    as_json: Json = False,
+    as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    threads: opt.Threads = None,
 ) -> None:
     """Recall@k of the final tokens over denoising steps, at the positions that are still masked."""
     ks = wholes(k)
     whole("batch", batch, least=1)
-    known = dict(threshold=threshold, max_new_tokens=max_new_tokens)
-    opt.decode_settings(settings, known)
+    decoding.config()
 
     from rcd.api import load
+    from rcd.carry.parse import parse_carry
     from rcd.evaluate import recall as measure
+    from rcd.models.threads import limit_threads
 
     problems, length = items(task, limit, task_seed, path, shots)
     pipeline = load(model, device=device, dtype=dtype)
     ks = measure.checked(ks, pipeline.settings.vocab_size)
-    config = configured(pipeline, settings, known, length)
-    config = replace(config, carry=opt.carry_spec(carry, pipeline.checkpoint.rcd.carry))
+    config = configured(pipeline, decoding, length)
+    config = replace(config, carry=parse_carry(carry, pipeline.checkpoint.rcd.carry))
     second = None if reference is None else beside(pipeline, reference, device, dtype)
+    limit_threads([pipeline, second], threads, rows=min(batch, len(problems)))
     prompts = pipeline.encode([problem.question for problem in problems])
     found: dict[str, Any] = {
         "model": model, "task": task, "items": len(problems), "threshold": config.threshold,

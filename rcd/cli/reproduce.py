@@ -129,6 +129,8 @@ def _without(carry: str, setting: str) -> str:
 def _table(exhibit: Any, asked: Asked, row: str | None) -> dict[str, Any]:
     """Every cell as an evaluation of its own; what cannot be run is told with its reason."""
     from rcd.api import Pipeline, load
+    from rcd.carry.parse import parse_carry
+    from rcd.decode.config import DecodeConfig
     from rcd.evaluate import tasks
     from rcd.evaluate.evaluation import evaluate
 
@@ -146,14 +148,15 @@ def _table(exhibit: Any, asked: Asked, row: str | None) -> dict[str, Any]:
                 raise RCDError(f"no checkpoint is named for it (--checkpoint {cell.role}=...)")
             name = asked.checkpoints[cell.role]
             pipeline = model(name)
-            carry = opt.carry_spec(cell.carry, pipeline.checkpoint.rcd.carry)
+            carry = parse_carry(cell.carry, pipeline.checkpoint.rcd.carry)
+            assert carry is not None
             second = None
             if carry.needs_reference:
                 if cell.reference not in asked.checkpoints:
                     raise RCDError(f"its start needs a reference (--checkpoint {cell.reference}=...)")
                 second = asked.checkpoints[cell.reference], model(asked.checkpoints[cell.reference])
             problems = tasks.load(cell.task, limit=asked.limit, path=asked.paths.get(cell.task), shots=cell.shots)
-            config = opt.decode_settings(None, cell.decode)
+            config = DecodeConfig(**cell.decode)
             folder = asked.output / f"{number:02d}-{_folder(cell.row)}-{cell.task}"
             figures = evaluate(
                 pipeline, problems, replace(config, carry=carry), folder, model=name, task=cell.task,
@@ -208,18 +211,19 @@ def _task(exhibit: Any, asked: Asked) -> tuple[str, Path | None, int | None]:
 
 def _sweep(exhibit: Any, asked: Asked, as_json: bool) -> None:
     """SeqD plainly, RCD with the paper's start."""
+    from rcd.cli.flags import Given
     from rcd.cli.sweep import entries_of, execute
     from rcd.evaluate import tasks
     from rcd.evaluate.campaign import Grid
     from rcd.evaluate.paper import COLD, THRESHOLDS, WARM
 
     task, path, length = _task(exhibit, asked)
-    known = {"block_length": None, "max_new_tokens": length}
+    decoding = Given({} if length is None else {"max_new_tokens": length})
     warm = exhibit.family == "llada" and not asked.bundled
     entries = [
         replace(entry, name=role)
         for role, carry in (("seqd", "none"), ("rcd", WARM if warm else COLD))
-        for entry in entries_of([(role, asked.checkpoints[role])], [carry], None, known, tasks.new_tokens(task))
+        for entry in entries_of([(role, asked.checkpoints[role])], [carry], decoding, tasks.new_tokens(task))
     ]
     problems = tasks.load(task, limit=asked.limit, path=path)
     grid = Grid(

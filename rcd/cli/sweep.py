@@ -18,6 +18,7 @@ import typer
 
 from rcd.cli import evaluate as own
 from rcd.cli import options as opt
+from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note, note_task, note_window
 from rcd.errors import RCDError, number, one_of, unwritable, whole
 from rcd.evaluate.wording import counted, signed
@@ -33,6 +34,7 @@ EVERY = 10.0
 """Seconds between two lines of progress."""
 
 
+@decoding("block_length", "max_new_tokens", max_new_tokens=opt.TASKS_LENGTH)
 def sweep(
     task: own.Task,
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the results; the same one goes on.")],
@@ -41,15 +43,14 @@ def sweep(
         typer.Option("--model", "-m", help="As in rcd eval; may be repeated. NAME=MODEL gives it a name."),
     ],
     carries: opt.Carries = None,
-    reference: Annotated[str | None, typer.Option(help="A reference checkpoint.", rich_help_panel=opt.CARRY)] = None,
+    reference: opt.Reference = None,
+    *,
+    decoding: Given,
     thresholds: Annotated[
         list[str] | None,
         typer.Option(help="In [0, 1]; several with spaces or commas. By default 0.5 to 1.", rich_help_panel=opt.COMMIT),
     ] = None,
     more: Annotated[list[str] | None, typer.Argument(hidden=True, metavar="THRESHOLD")] = None,
-    block_length: Annotated[int | None, typer.Option(help="By default its own.", rich_help_panel=opt.COMMIT)] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="By default the model's or the task's.")] = None,
-    settings: opt.Settings = None,
     base: Annotated[str | None, typer.Option(help="The entry that others are compared with; else the first.")] = None,
     limit: own.Limit = None,
     path: own.TaskPath = None,
@@ -63,7 +64,7 @@ def sweep(
     jobs: Annotated[
         int | None, typer.Option(help="Worker processes; by default one a core for small models on a CPU, else 1.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
 ) -> None:
@@ -72,17 +73,16 @@ def sweep(
     whole("batch", batch, least=1)
     if jobs is not None:
         whole("jobs", jobs, least=1)
-    known = dict(block_length=block_length, max_new_tokens=max_new_tokens)
-    if "threshold" in opt.values(settings or []):
+    if "threshold" in decoding.values:
         raise RCDError("the threshold is what is swept; name the values with --thresholds.")
-    opt.decode_settings(settings, known)
+    decoding.config()
     named = [name_of(text) for text in models]
 
     from rcd.evaluate import tasks
     from rcd.evaluate.campaign import Grid
 
     problems = tasks.load(task, limit=limit, seed=seed, path=path, shots=shots)
-    entries = entries_of(named, carries or [opt.TRAINED], settings, known, tasks.new_tokens(task))
+    entries = entries_of(named, carries or [opt.TRAINED], decoding, tasks.new_tokens(task))
     if base is not None:
         one_of("--base", base, [entry.name for entry in entries])
     grid = Grid(entries, wanted, str(task), problems, output, reference, batch, device, dtype)
@@ -157,10 +157,11 @@ def _plain(text: str) -> str:
 
 
 def entries_of(
-    named: list[tuple[str, str]], carries: list[str], settings: list[str] | None, known: dict[str, Any], new_tokens: int
+    named: list[tuple[str, str]], carries: list[str], decoding: Given, new_tokens: int | None
 ) -> list[Entry]:
     """Every model with every carry; one that comes twice (`none` and what a model was trained with) is taken once."""
     from rcd.carry.base import describe
+    from rcd.carry.parse import parse_carry
     from rcd.evaluate.campaign import Entry
     from rcd.models.checkpoint import open_checkpoint
 
@@ -171,10 +172,10 @@ def entries_of(
         raise RCDError(f"{twice[0]!r} is there twice; leave one out, or give one a name (--model NAME=MODEL).")
     for name, model in named:
         held = open_checkpoint(model)
-        fill = new_tokens if known["max_new_tokens"] is None and held.settings.max_new_tokens is None else None
-        config = opt.decode_settings(settings, known if fill is None else {**known, "max_new_tokens": fill})
+        config = decoding.config(max_new_tokens=new_tokens if held.settings.max_new_tokens is None else None)
         for text in carries:
-            carry = opt.carry_spec(text, held.rcd.carry)
+            carry = parse_carry(text, held.rcd.carry)
+            assert carry is not None
             whole_name = name if text == opt.TRAINED else f"{name}+{_plain(text)}"
             same = seen.setdefault((model, json.dumps(describe(carry), sort_keys=True)), whole_name)
             if same != whole_name:
@@ -274,9 +275,11 @@ def made(grid: Grid, jobs: int, began: float) -> dict[str, str]:
 
     from rcd import __version__
     from rcd.models.checkpoint import pick_device
+    from rcd.models.dtypes import native_bf16
 
     device = pick_device(grid.device)
-    auto = "float32" if device.type == "cpu" else "own dtype"
+    mixed = "float32, bfloat16 as stored for large models" if native_bf16() else "float32"
+    auto = mixed if device.type == "cpu" else "own dtype"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type.upper()
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),

@@ -19,43 +19,25 @@ import torch
 from torch import Tensor
 
 from rcd.carry.base import CarryState, places
-from rcd.decode.config import DecodeConfig
+from rcd.decode.flight import another, decoded_share, least, prefill_piece
 from rcd.decode.requests import Serving, Size, rounded
 from rcd.decode.rows import (
-    Pass, Region, Rows, Terms, broken, candidates_of, finish, hand_on, move, picked, report, write,
+    Pass,
+    Region,
+    Rows,
+    broken,
+    candidates_of,
+    finish,
+    hand_on,
+    move,
+    picked,
+    report,
+    write,
 )  # fmt: skip
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
 from rcd.decode.stopping import is_end
-from rcd.diffusion.commit import quota
-
-PREFILL_TOKENS = 512
-"""Prompt tokens of one prefill pass, at most (or one block): the longest that a step of the others waits."""
-
-
-def prefill_piece(unit: int) -> int:
-    """Whole blocks of so many tokens."""
-    return max(1, PREFILL_TOKENS // unit) * unit
-
-
-def decoded_share(total: Tensor, left: Tensor) -> Tensor:
-    """The part of a block's masks that is decoded; all of it where it had none."""
-    return torch.where(total > 0, (total - left) / total.clamp_min(1), 1.0)
-
-
-def another(share_B: Tensor, flying_B: Tensor, more_B: Tensor, config: DecodeConfig) -> Tensor:
-    """[B] the rows that get one more block: enough of the last one is decoded (`share`), there is room beside those in
-    flight, and there are `more`."""
-    return (share_B >= config.block_add_threshold) & (flying_B < config.blocks_in_flight) & more_B
-
-
-def least(share_BN: Tensor, flying_BN: Tensor, step_BN: Tensor, steps_B: Tensor, config: DecodeConfig) -> Tensor:
-    """[B, N] what each block commits at least: its share of the steps once enough of its left neighbour is decoded
-    (the first block's always is), nothing before."""
-    neighbour = torch.cat((torch.ones_like(share_BN[:, :1]), share_BN[:, :-1]), dim=1)
-    active = flying_BN & (neighbour >= config.decoded_token_threshold)
-    whole = torch.full_like(step_BN, config.block)
-    return quota(whole, torch.where(steps_B > 0, steps_B, config.block)[:, None], step_BN) * active
+from rcd.decode.terms import Terms
 
 
 def blockwise(terms: Terms, capacity: int) -> Blocks:
@@ -128,8 +110,9 @@ class Blocks:
         return tuple(serving)
 
     def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
-        """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may have blocks in flight;
-        of the others, for finished blocks, as rows will probably have finished one in the step still unheard of."""
+        """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
+        have blocks in flight; of the others, for finished blocks, as rows will probably have finished one in the
+        step still unheard of."""
         served = rounded(sum(one.ahead for one in serving), rows * self.most)
         likely = sum(one.left <= math.ceil(rate) for one in serving)
         extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
@@ -182,8 +165,8 @@ class Blocks:
         return self.needs(prompt, new) - prompt
 
     def starting(self, rows: Rows, count: int, reference: bool) -> tuple[Tensor, Slots, Tensor, Tensor]:
-        """(ids, slots, rows [count], states [count]): a plain pass over what the rows whose newest block is fresh have in flight and
-        have still to store, in so many predicted slots, one a row: that newest block's."""
+        """(ids, slots, rows [count], states [count]): a plain pass over what the rows whose newest block is fresh
+        have in flight and have still to store, in so many predicted slots, one a row: that newest block's."""
         behind = rows.referred if reference else rows.pending
         on, ahead = rows.active & rows.fresh, rows.ahead
         rank = torch.where(on, on.long().cumsum(0) - 1, count)
@@ -218,7 +201,7 @@ class Blocks:
         terms, took = self.terms, made.took
         ids, _, needed = write(rows, made, outcome, terms)
         flying = self._flying(rows, needed)
-        hand_on(rows, made, outcome.state, flying[made.row, made.block] & made.took[made.row])
+        hand_on(rows, made, outcome, flying[made.row, made.block] & made.took[made.row])
         first = (self._added(rows) & ~flying).long().cumprod(-1).sum(-1)
         left = self._left(needed).gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)

@@ -22,10 +22,21 @@ from rcd.carry.base import CarryState, places
 from rcd.decode.config import CACHED
 from rcd.decode.requests import Serving, Size, rounded
 from rcd.decode.rows import (
-    Pass, Region, Rows, Terms, broken, candidates_of, finish, hand_on, move, picked, report, write,
+    Pass,
+    Region,
+    Rows,
+    broken,
+    candidates_of,
+    finish,
+    hand_on,
+    move,
+    picked,
+    report,
+    write,
 )  # fmt: skip
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
+from rcd.decode.terms import Terms
 from rcd.diffusion.commit import quota
 
 
@@ -225,7 +236,7 @@ class Canvas:
         open_ = needed.unflatten(1, (self.most, -1)).any(-1)
         first = torch.where(open_, torch.arange(self.most, device=took.device), self.most).amin(-1)
         moved, block = first != self._current(rows), first.clamp_max(self.most - 1)
-        hand_on(rows, made, outcome.state, took[made.row] & (self.carried | ~moved[made.row]))
+        hand_on(rows, made, outcome, took[made.row] & (self.carried | ~moved[made.row]))
         step = rows.step[rows.number * self.states + (block if self.carried else 0)]
         due = moved | (step % self.every == 0) if self.every is not None else moved
         finish(rows, made, first == self.most, broken(rows, made, outcome))

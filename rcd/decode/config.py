@@ -7,7 +7,7 @@ shapes or compiled code belongs to the engine, and an engine is found by it (`De
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from rcd import registry
 from rcd.carry.base import Carry, make
@@ -62,8 +62,9 @@ class RequestSettings:
     """What every request may set for itself, whoever shares its batch."""
 
     max_new_tokens: int | None = setting(
-        default=None, help="The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has room "
-        "for.", ge=1,
+        default=None,
+        help="The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has "
+        "room for.", ge=1,
     )  # fmt: skip
     threshold: float = setting(
         default=0.85,
@@ -74,7 +75,8 @@ class RequestSettings:
     )
     factor: float = setting(default=1.0, help="Of the commit rule `factor`.", ge=0)
     num_inference_steps: int | None = setting(
-        default=None, help="At most this many denoising steps a block: each step then commits at least its share of the block "
+        default=None,
+        help="At most this many denoising steps a block: each step then commits at least its share of the block "
         "(SDAR's dynamic and static rules). None: at least one token a step, as in the paper.", ge=1,
     )  # fmt: skip
     temperature: float = setting(default=0.0, help="0 is greedy.", ge=0, why="0 is greedy")
@@ -93,7 +95,8 @@ class RequestSettings:
         le=2**64 - 1,
     )
     residual_scale: float = setting(
-        default=1.0, help="Multiplies the weight of what is carried; 0 decodes without (SeqD).", ge=0, le=1,
+        default=1.0,
+        help="Multiplies the weight of what is carried; 0 decodes without (SeqD).", ge=0, le=1,
         why="alpha_scale of the carry goes above 1",
     )  # fmt: skip
     stop: tuple[str, ...] = setting(default=(), help="Texts that end the answer, and are not part of it.")
@@ -101,7 +104,8 @@ class RequestSettings:
         default=(), help="Tokens that end the answer, beside the checkpoint's own end tokens."
     )
     logprobs: int | None = setting(
-        default=None, help="Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
+        default=None,
+        help="Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
         le=MOST_LOGPROBS,
     )  # fmt: skip
 
@@ -136,35 +140,43 @@ REQUEST = tuple(field.name for field in fields(RequestSettings))
 class DecodeConfig(RequestSettings):
     """The argument names are those of diffusers and transformers where they have one."""
 
+    REMOVED: ClassVar[dict[str, str]] = {"engine": "there is one decoder now; leave it out"}
+
     block_length: int | None = setting(
         default=None,
         help="None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block).",
         ge=1,
     )
     carry: str | Carry | None = setting(
-        default=None, help="A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else "
-        "`none`.", choices="carry",
+        default=None,
+        help="A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else"
+        " `none`.", choices="carry", must="a name or a carry such as Residual()",
     )  # fmt: skip
     carry_scope: str = setting(
-        default="canvas", help="On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; "
-        "`block` only in the block being decoded, with a fresh start for each. The paper does not say; Eq. 2 reads as "
-        "`canvas`.", choices=("canvas", "block"),
+        default="canvas",
+        help="On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; "
+        "`block` only in the block being decoded, with a fresh start for each. The paper does not say; Eq. 2"
+        " reads as `canvas`.", choices=("canvas", "block"),
     )  # fmt: skip
     window: str | None = setting(
-        default=None, help="Which positions a step computes (`rcd list window`). None: `blockwise` for block-causal models, "
+        default=None,
+        help="Which positions a step computes (`rcd list window`). None: `blockwise` for block-causal models, "
         "`bidirectional` for the others.", choices="window",
     )  # fmt: skip
     refresh_every: int | None = setting(
-        default=None, help="With the windows `prefix` and `dual`: steps of a block between two passes over the whole canvas. None: "
-        "one such pass at each block's start; 1: every step.", ge=1,
+        default=None,
+        help="With the windows `prefix` and `dual`: steps of a block between two passes over the whole canvas. "
+        "None: one such pass at each block's start; 1: every step.", ge=1,
     )  # fmt: skip
     block_add_threshold: float = setting(
-        default=0.7, help="With the window `d2f`: a block is added when this share of the last one is decoded.", ge=0, le=1,
+        default=0.7,
+        help="With the window `d2f`: a block is added when this share of the last one is decoded.", ge=0, le=1,
         why="1 waits for the whole block",
     )  # fmt: skip
     decoded_token_threshold: float = setting(
-        default=0.95, help="With the window `d2f`: a block must make progress at every step, as the only one would, from when this "
-        "share of its left neighbour is decoded.", ge=0, le=1, why="1 waits for the whole block",
+        default=0.95,
+        help="With the window `d2f`: a block must make progress at every step, as the only one would, from when "
+        "this share of its left neighbour is decoded.", ge=0, le=1, why="1 waits for the whole block",
     )  # fmt: skip
     blocks_in_flight: int = setting(
         default=4,
@@ -175,36 +187,44 @@ class DecodeConfig(RequestSettings):
         default="threshold", help="Which predictions become tokens (`rcd list commit`).", choices="commit"
     )
     confidence: str | None = setting(
-        default=None, help="`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the family "
-        "does.", choices=("tempered", "untempered"),
+        default=None,
+        help="`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the "
+        "family does.", choices=("tempered", "untempered"),
     )  # fmt: skip
     eos_early_stop: bool = setting(
-        default=True, help="Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are not "
-        "committed, and decoding stops when no other is left. False: finish the block (blockwise) or the whole canvas "
-        "(bidirectional), filler included, as the families' own code does.",
+        default=True,
+        help="Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are "
+        "not committed, and decoding stops when no other is left. False: finish the block (blockwise) or the"
+        " whole canvas (bidirectional), filler included, as the families' own code does.",
     )  # fmt: skip
     eos_suppression: str = setting(
-        default="none", help="LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it "
+        default="none",
+        help="LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it "
         "last (`confidence_eos_eot_inf`).", choices=("none", "logits", "confidence"),
     )  # fmt: skip
     delta: str | None = setting(
-        default=None, help="Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest approximated "
-        "(docs/engine.md says how well). None: `kept` for vocabularies of more than 16,384 tokens.",
+        default=None,
+        help="Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest "
+        "approximated (docs/engine.md says how well). None: `kept` for vocabularies of more than 16,384 "
+        "tokens.",
         choices=("exact", "kept"),
     )  # fmt: skip
     delta_tokens: int = setting(default=64, help="On a GPU, tokens that `kept` keeps: a power of two.", ge=1)
     delta_rank: int = setting(default=16, help="On a GPU, directions of the codebook for the rest.", ge=1)
     passes: str | None = setting(
-        default=None, help="`fused`: packed weights and kernels, for the backbones they know; `stock`: any transformers backbone as "
-        "it is. None: fused where that is possible.", choices=("fused", "stock"),
+        default=None,
+        help="`fused`: packed weights and kernels, for the backbones they know; `stock`: any transformers "
+        "backbone as it is. None: fused where that is possible.", choices=("fused", "stock"),
     )  # fmt: skip
     batch_invariant: bool = setting(
-        default=False, help="Compute every row's products and attention apart, so that no bit of an answer depends on what shares "
-        "its batch; slower. On a CPU only; a GPU's products depend on the batch.",
+        default=False,
+        help="Compute every row's products and attention apart, so that no bit of an answer depends on what "
+        "shares its batch; slower. On a CPU only; a GPU's products depend on the batch.",
     )  # fmt: skip
     oracle: bool = setting(
-        default=False, help="Decode by the plain reading of Algorithm 2 (rcd/decode/simple.py): one row at a time, no cache. Slow, "
-        "and for comparison.",
+        default=False,
+        help="Decode by the plain reading of Algorithm 2 (rcd/decode/simple.py): one row at a time, no cache. "
+        "Slow, and for comparison.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -256,7 +276,7 @@ class DecodeConfig(RequestSettings):
             block = min(block or new, new)
         if 0 < self.residual_scale < 1 and not carry.scalable:
             raise RCDError(
-                f"the carry {type(carry).__name__} is on or off: residual_scale is 0 or 1, not {self.residual_scale}."
+                f"the carry {carry.method} is on or off: residual_scale is 0 or 1, not {self.residual_scale}."
             )
         return replace(self, carry=carry, window=window, block_length=block, max_new_tokens=new)
 

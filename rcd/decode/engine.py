@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import reduce
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from rcd import registry
 from rcd.decode import telling
@@ -25,23 +23,22 @@ from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Failed
 from rcd.decode.model import SlotModel
 from rcd.decode.probe import Prober
+from rcd.decode.prompts import PIECE_BUDGET, PromptReader, sent
 from rcd.decode.requests import Request, Serving, Stats
-from rcd.decode.rows import KNOBS, Features, Rows, Terms
-from rcd.decode.slots import Slots
+from rcd.decode.rows import KNOBS, Rows
 from rcd.decode.step import Rules
 from rcd.decode.stopping import check_prompts
+from rcd.decode.terms import Features, Terms
 from rcd.decode.units import Report, Units, Window
 from rcd.diffusion.noise import signed
-from rcd.errors import RCDError, whole
+from rcd.errors import RCDError, out_of_memory, whole
 from rcd.models.lm import DiffusionLM
-
-PIECE_BUDGET = 512
-"""Prompt tokens that are read between two steps of the rows that decode (or one piece that cannot be cut)."""
 
 
 class Engine:
-    """Decodes many requests at once on one model. `config` is a resolved DecodeConfig, of which the requests' own part
-    is not read; `rows` texts of up to `capacity` positions run together. `text` makes token ids a text, for stop strings."""
+    """Decodes many requests at once on one model. `config` is a resolved DecodeConfig, of which the requests' own
+    part is not read; `rows` texts of up to `capacity` positions run together. `text` makes token ids a text, for
+    stop strings."""
 
     def __init__(
         self,
@@ -58,6 +55,7 @@ class Engine:
             raise RCDError(f"an engine is made of a model, such as pipeline.model, not of a {type(model).__name__}.")
         if None in (config.window, config.block_length) or isinstance(config.carry, str | None):
             raise RCDError("an engine's configuration must be complete; take pipeline.resolve(config).")
+        assert config.window is not None
         carry, settings = config.travelling, model.settings
         if carry.needs_reference and reference is None:
             raise RCDError("this carry needs a reference model; name one with reference (--reference).")
@@ -91,6 +89,7 @@ class Engine:
         graphs = replayable and graphs is not False
         self.units = Units(self.window, self.target, self.reference, rules, self.rows, graphs)
         self.lag = 1 if on_gpu and not terms.starts else 0
+        self.prompts = PromptReader([each for each in (self.target, self.reference) if each is not None], self.rows)
         self.stats, self.text = Stats(), text
         self.serving: dict[int, Serving] = {}
         self._flying: deque[Report] = deque()
@@ -113,7 +112,7 @@ class Engine:
         """Whether texts of so many positions have room, and the weights are still what they were."""
         return self.capacity >= needed and self.version == self._version()
 
-    def _version(self) -> list[Any]:
+    def _version(self) -> list[tuple[object, ...]]:
         return [each.model.weights_version for each in (self.target, self.reference) if each is not None]
 
     def needs(self, prompt: int, new: int) -> int:
@@ -146,7 +145,7 @@ class Engine:
         values = {name: getattr(asked, name) for name in KNOBS if name != "scale"}
         starts = self.window.terms.starts
         self.rows.enter(
-            row, _sent(prompt, self.model.device), [*eos, *asked.stop_ids], self.model.settings.mask_token_id,
+            row, sent(prompt, self.model.device), [*eos, *asked.stop_ids], self.model.settings.mask_token_id,
             prompt=length, limit=length + asked.new_tokens, serial=-1, seed=signed(asked.seed), fresh=starts,
             steps=asked.num_inference_steps or 0, top_k=asked.top_k, scale=asked.residual_scale, **values,
             **self.window.begin(length, asked.new_tokens),
@@ -154,11 +153,13 @@ class Engine:
         place = self.model.device if self.model.device.type == "cuda" else torch.device("cpu")
         draws = self.window.terms.carry.start_draws
         self.serving[row] = one = Serving(
-            request, next(self._serials), Answer(request.row, asked, eos, self.text), fresh=starts, pieces=self.window.prefill(length), prompt=prompt,
+            request, next(self._serials), Answer(request.row, asked, eos, self.text), fresh=starts,
+            pieces=self.window.prefill(length), prompt=prompt,
             generator=torch.Generator(place).manual_seed(asked.seed) if draws else None,
             **self.window.serving(length, asked.new_tokens),  # type: ignore[arg-type]
         )  # fmt: skip
-        self._read_on(row, one, 0)
+        if one.piece is None:
+            self.prompts.begin(row, one)
 
     def drop(self, row: int) -> None:
         """Free a row at once; what is in flight for it is not heard."""
@@ -185,7 +186,7 @@ class Engine:
         """Read on in the prompts, launch a step, and hear of the one before."""
         events: list[Event] = []
         try:
-            self._prefill(PIECE_BUDGET)
+            events += self._read(PIECE_BUDGET)
             while self._flying and self.window.must_hear(self.deciding(), self._rate):
                 events += self._hear(self._flying.popleft())
             if self.deciding():
@@ -193,9 +194,24 @@ class Engine:
                 self._flying.append(self._launch())
             while self._flying and (len(self._flying) > self.lag or not self.deciding()):
                 events += self._hear(self._flying.popleft())
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
             events += self._give_up()
         return events
+
+    def _read(self, budget: int) -> list[Event]:
+        """Read on in the prompts; one for which there is no memory fails alone."""
+        try:
+            self.prompts.read(self.serving, budget)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            row = self.prompts.reading
+            number, length = self.serving[row].request.row, len(self.serving[row].prompt)
+            self.drop(row)
+            return [Failed(number, f"a prompt of {length} tokens ran out of memory; shorten it, or serve fewer rows.")]
+        return []
 
     def run(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Serve all requests, by the caller's own thread: each is asked for when a row is free."""
@@ -212,51 +228,11 @@ class Engine:
     def prefill_all(self) -> None:
         """Read every prompt to its end, before any step."""
         with torch.inference_mode():
-            self._prefill(None)
+            self.prompts.read(self.serving, None)
 
     def deciding(self) -> dict[int, Serving]:
         """The rows that take steps."""
         return {row: one for row, one in self.serving.items() if one.pieces is None}
-
-    def _prefill(self, budget: int | None) -> None:
-        """Store what stands before the first decoded blocks, piece by piece; at most so many tokens, unless no row
-        waits for its step."""
-        reading = [(row, one) for row, one in self.serving.items() if one.pieces is not None]
-        if not reading:
-            return
-        if len(reading) == len(self.serving):
-            budget = None
-        for row, one in reading:
-            spent = 0
-            while one.pieces is not None and (budget is None or spent < budget):
-                spent += self._read_on(row, one, 1)
-            if budget is not None:
-                budget -= spent
-                if budget <= 0:
-                    return
-
-    def _read_on(self, row: int, one: Serving, pieces: int) -> int:
-        """Read so many pieces of a prompt; returns their tokens. The row takes steps when there is none left."""
-        assert one.pieces is not None
-        tokens = 0
-        for _ in range(pieces):
-            if one.piece is None:
-                break
-            start, end, unit = one.piece
-            position = torch.arange(start, end, device=self.model.device)
-            seen = ((position // unit + 1) * unit).clamp_max(end).int()[None]
-            ids, at = _sent(one.prompt[start:end], self.model.device)[None], _sent([start], self.model.device).int()
-            for model in (self.target, self.reference):
-                if model is not None:
-                    model.plain(ids, Slots(_sent([row], self.model.device).int(), at, seen))
-                    self.stats.prefills += 1
-            one.prefills, tokens = one.prefills + 1, tokens + end - start
-            one.piece = next(one.pieces, None)
-        if one.piece is None:
-            one.pieces = None
-            self.rows.serial[row].fill_(one.serial)
-            self.rows.active[row].fill_(True)
-        return tokens
 
     def _start(self) -> None:
         """The passes (or draws) from which fresh rows' carries start."""
@@ -327,9 +303,3 @@ class Engine:
             torch.cuda.empty_cache()
         why = f"a step of {len(dropped)} rows ran out of memory; serve fewer rows, or shorter ones."
         return [*events, *(Failed(row, f"the request was dropped: {why}") for row in dropped)]
-
-
-def _sent(values: Sequence[int], device: torch.device) -> Tensor:
-    """Whole numbers on the device, without waiting for it."""
-    here: Any = torch.tensor(values, dtype=torch.long)
-    return here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)

@@ -8,18 +8,18 @@ that request's; a failure of an engine or of the loop reaches everyone who waits
 from __future__ import annotations
 
 import atexit
-import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from rcd.decode.engine import Engine
-from rcd.decode.events import Event, Failed, Finished, Step
+from rcd.decode.events import Event, Failed, Step
+from rcd.decode.handle import Events, Handle
 from rcd.decode.requests import Request
-from rcd.errors import RCDError, first_line
+from rcd.errors import RCDError
 
 LINGER = 10.0
 """Seconds that a loop without requests stays."""
@@ -27,71 +27,6 @@ MOST_WAITING = 1024
 """Requests that wait for a row; one more is refused, or waits with its caller."""
 MOST_ENGINES = 4
 """Engines that are kept though nobody uses them, the last used ones."""
-
-
-Events = queue.SimpleQueue[Event | BaseException]
-
-
-class Handle:
-    """One submitted request: its events, in order; its answer; its cancellation. Safe from any thread."""
-
-    def __init__(self, request: Request, loop: DecodeLoop, events: Events | None = None):
-        """`events`: a queue that several requests share."""
-        self.request, self._loop = request, loop
-        self._events: Events = queue.SimpleQueue() if events is None else events
-        self.row = -1
-        self.done = False
-        """Whether its last event is there."""
-
-    def __iter__(self) -> Iterator[Event]:
-        """Steps, if the request wants them, and last a Finished or a Failed. Leaving the iteration cancels."""
-        return follow([self], self._events)
-
-    def result(self) -> Finished:
-        """The answer; a failure is raised."""
-        for event in self:
-            if isinstance(event, Failed):
-                raise RCDError(event.message)
-            if isinstance(event, Finished):
-                return event
-        raise RCDError("the request was cancelled.")
-
-    def cancel(self) -> None:
-        """Free its row at the next step. A request that is done stays so."""
-        if not self.done:
-            self._loop.cancel(self)
-
-    def put(self, event: Event | BaseException) -> None:
-        if not self.done:
-            self.done = not isinstance(event, Step)
-            self._events.put(event)
-
-
-def follow(handles: Sequence[Handle], events: Events) -> Iterator[Event]:
-    """What requests with one queue tell, until the last one is done. Leaving the iteration cancels what is left."""
-    left = len(handles)
-    try:
-        while left:
-            event = events.get()
-            if isinstance(event, BaseException):
-                raise lost(event)
-            yield event
-            left -= not isinstance(event, Step)
-    finally:
-        for handle in handles:
-            handle.cancel()
-
-
-def lost(error: BaseException) -> RCDError:
-    """What a caller hears of a failure that is not the request's."""
-    if isinstance(error, RCDError):
-        return error
-    found = RCDError(
-        f"decoding stopped ({type(error).__name__}: {first_line(error)}) and this request was lost; try it again, and "
-        "please report it if it stops again."
-    )
-    found.__cause__ = error
-    return found
 
 
 @dataclass

@@ -12,8 +12,8 @@ from torch import Tensor
 from rcd.carry.base import Carry
 from rcd.decode.fused import FusedBackbone, misfit
 from rcd.decode.slots import Cache, Slots, check_room, made_cache
-from rcd.decode.stock import StockBackbone
 from rcd.decode.step import Places
+from rcd.decode.stock import StockBackbone
 from rcd.kernels import parts_for, plain
 from rcd.models.lm import DiffusionLM, Prediction
 
@@ -72,9 +72,14 @@ class SlotModel:
             hidden = self.backbone(embeds, slots, self.cache)
         chosen: Any = slots.sources or slots.places or slice(inject.shape[0])
         hidden = places.take(hidden[chosen])
-        return Prediction(
-            self.head(hidden, places.counts), hidden, places.take(torch.cat(found)[chosen]) if found else None
-        )
+        before = None
+        if found:
+            before = torch.cat(found)
+            if len(found) > 1:  # slot by slot, in an order of their own
+                assert isinstance(self.backbone, StockBackbone)
+                before = torch.empty_like(before).index_copy(0, torch.tensor(self.backbone.order), before)
+            before = places.take(before[chosen])
+        return Prediction(self.head(hidden, places.counts), hidden, before)
 
     def plain(self, ids_NQ: Tensor, slots: Slots, predicted: int = 0) -> Tensor | None:
         """A pass with nothing injected: logits of so many slots (or all places), None for 0, where it only stores."""
@@ -86,7 +91,7 @@ class SlotModel:
         """Logits; where `counts` says how many each row has, one row after another."""
         head = self.model.head
         if counts is None:
-            return self.parts.linear(hidden, head.weight, head.bias)  # type: ignore[no-any-return]
+            return self.parts.linear(hidden, head.weight, head.bias)
         each = [plain.linear(part, head.weight, head.bias) for part in hidden.split(counts) if len(part)]
         return torch.cat(each) if each else plain.linear(hidden, head.weight, head.bias)
 
@@ -114,5 +119,7 @@ class Raw:
     def __init__(self, model: SlotModel):
         self.model, self.codebook = model, model.codebook
 
-    def __call__(self, *given: Any) -> Prediction:
-        return self.model(*given, raw=True)
+    def __call__(
+        self, ids: Tensor, view: Any, carry: Carry, state: Any, inject: Tensor, places: Places, /
+    ) -> Prediction:
+        return self.model(ids, view, carry, state, inject, places, raw=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rcd.decode.answers import Answer
 from rcd.decode.config import RequestSettings
-from rcd.decode.rows import Features
+from rcd.decode.terms import Features
 
 if TYPE_CHECKING:
     from rcd.decode.probe import Look
@@ -31,7 +31,10 @@ class Request:
     """What is shown every step of the request."""
 
     def numbered(self, row: int) -> Request:
-        return replace(self, row=row)
+        """The same under another number; its probe is told its own."""
+        probe, own = self.probe, self.row
+        renamed = None if probe is None else lambda look: probe(replace(look, row=own))
+        return replace(self, row=row, probe=renamed)
 
     @cached_property
     def features(self) -> Features:
@@ -55,11 +58,8 @@ class Stats:
     """Slots computed in them, unused ones included."""
     idle: int = 0
     """Passes that had room for a row that had ended, counted for each row: the host did not know yet."""
-    prefills: int = 0
     starts: int = 0
     """Passes for carries to start from, of the target or a reference."""
-    exact_deltas: int = 0
-    """Predictions whose delta no short cut could serve."""
 
 
 @dataclass

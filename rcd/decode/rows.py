@@ -9,19 +9,19 @@ tokens, P blocks that a pass predicts, b block length, K states of a row, E end 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rcd.carry.base import Carry, CarryState
-from rcd.decode.config import MOST_STOP_IDS, DecodeConfig
+from rcd.carry.base import CarryState
+from rcd.decode.config import MOST_STOP_IDS
 from rcd.decode.slots import Slots
-from rcd.decode.step import Asked, Knobs, Outcome
+from rcd.decode.step import Asked, Knobs, Open, Outcome
 from rcd.decode.stopping import revisable, settle, unsettled
+from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
-from rcd.models.lm import ModelSettings
 
 REPORT = ("serial", "active", "due", "ahead", "masks", "step", "flying", "denoised", "stored", "broken", "fresh")
 """What the host is told of every row after a step."""
@@ -53,7 +53,7 @@ class Rows:
     stored: Tensor
     """[R + 1] finished blocks that were stored for the next one's sake."""
     broken: Tensor
-    """[R + 1] the denoising step whose logits were no numbers, 0 if none."""
+    """[R + 1] the denoising step whose logits were no numbers, 0 if none; negative: the reference's were."""
     serial: Tensor
     """[R + 1] which request the row serves."""
     seed: Tensor
@@ -120,58 +120,6 @@ class Rows:
     @property
     def number(self) -> Tensor:
         return torch.arange(self.nobody + 1, device=self.active.device)
-
-
-@dataclass(frozen=True)
-class Features:
-    """What the requests that are served ask for beside the tokens: what nobody asks for costs nothing."""
-
-    draws: bool = False
-    top_k: int = 0
-    """The largest."""
-    top_p: bool = False
-    sorts: bool = False
-    """Whether some row has a top_p and no top_k."""
-    scaled: bool = False
-    """Whether any residual is scaled."""
-    logprobs: int | None = None
-    """Alternatives of every token."""
-    watched: bool = False
-    """Whether a row tells its steps."""
-    probed: bool = False
-
-    def join(self, other: Features) -> Features:
-        best = max((-1 if one.logprobs is None else one.logprobs for one in (self, other)))
-        return Features(
-            self.draws or other.draws, max(self.top_k, other.top_k), self.top_p or other.top_p,
-            self.sorts or other.sorts, self.scaled or other.scaled, None if best < 0 else best, self.watched or other.watched,
-            self.probed or other.probed,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What stays the same over an engine's life."""
-
-    config: DecodeConfig
-    carry: Carry
-    model: ModelSettings
-    device: torch.device
-    revises: bool = False
-    """Whether the commit rule may also replace tokens of an unfinished block."""
-
-    @property
-    def b(self) -> int:
-        return self.config.block
-
-    @property
-    def starts(self) -> bool:
-        """Whether a block's carry starts by more than being nothing."""
-        return self.carry.start_pass != "none" or self.carry.start_draws
-
-    @property
-    def early(self) -> bool:
-        return self.config.eos_early_stop
 
 
 @dataclass(frozen=True)
@@ -278,12 +226,18 @@ def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tenso
     return ids, masked, needed
 
 
-def hand_on(rows: Rows, made: Pass, after: CarryState, keep: Tensor) -> None:
+def hand_on(rows: Rows, made: Pass, outcome: Outcome, keep: Tensor) -> None:
     """The steps and the carry go on in the blocks `keep` [P]; elsewhere they are nothing, as at a block's beginning."""
     rows.step[made.state] = torch.where(keep, rows.step[made.state] + (made.quota > 0), 0)
-    for kept, new in zip(rows.carry.tensors(), after.tensors(), strict=True):
-        shape = (-1, *([1] * (new.dim() - 1)))
-        kept[made.state] = torch.where(keep.view(shape), new.to(kept.dtype), 0)
+    at: Tensor | tuple[Tensor, Tensor] = made.state
+    if isinstance(outcome.places, Open):  # all is nothing, but for the positions that were predicted
+        block, inside = outcome.places.apart
+        at, keep = (made.state[block], inside), keep[block]
+        for kept in rows.carry.tensors():
+            kept[made.state] = 0
+    for kept, new in zip(rows.carry.tensors(), outcome.state.tensors(), strict=True):
+        value = new.squeeze(1) if isinstance(at, tuple) else new
+        kept[at] = torch.where(keep.view(-1, *([1] * (value.dim() - 1))), value.to(kept.dtype), 0)
 
 
 def move(rows: Rows, took: Tensor, **values: Tensor) -> None:
@@ -303,54 +257,3 @@ def report(rows: Rows, **told: Tensor) -> Tensor:
     """[R + 1, len(REPORT)]"""
     columns = [told[name] if name in told else getattr(rows, name) for name in REPORT]
     return torch.stack([value.long() for value in columns], dim=1)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """What a Step event needs of the rows that took the step, of all blocks that are seen: [R + 1, J b] each."""
-
-    took: Tensor
-    """[R + 1]"""
-    start: Tensor
-    """[R + 1] the first position."""
-    settled: Tensor
-    """[R + 1] where the first block begins that is unfinished after it."""
-    draft: Tensor
-    committed: Tensor
-    revised: Tensor
-    masked: Tensor
-    confidence: Tensor
-    alpha: Tensor
-    logprob: Tensor | None = None
-    best_ids: Tensor | None = None
-    """[R + 1, J b, K]"""
-    best: Tensor | None = None
-
-    @classmethod
-    def of(cls, rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> Trace:
-        seen, nothing = made.seen, torch.zeros_like(made.seen.masked)
-        asked, token = made.spread(nothing, made.masked), made.spread(seen.ids, outcome.token)
-        committed = made.spread(nothing, outcome.committed) & (token != seen.ids)
-        after = rows.text[seen.row, seen.position]
-        draft = torch.where(asked, token, after)
-        blank = torch.zeros_like(seen.ids, dtype=outcome.confidence.dtype)
-        confidence = made.spread(blank, outcome.confidence).masked_fill(~asked, float("nan"))
-        alpha = outcome.alpha
-        kept = made.state < rows.nobody * (len(rows.step) // len(rows.active))  # elsewhere nothing is carried
-        shown = blank if alpha is None else made.spread(blank, alpha * kept[:, None])
-        left = (after == terms.model.mask_token_id) & seen.output
-        trace = cls(
-            made.took, seen.position[:, 0], rows.start.clone(), draft, committed, committed & ~seen.masked, left,
-            confidence, shown,
-        )  # fmt: skip
-        if outcome.best is None:
-            return trace
-        best_ids, best, logprob = outcome.best
-        wide = (*seen.ids.shape, best_ids.shape[-1])
-        return replace(
-            trace, logprob=made.spread(blank, logprob), best_ids=made.spread(blank.new_zeros(wide).long(), best_ids),
-            best=made.spread(blank.new_zeros(wide), best),
-        )  # fmt: skip
-
-    def tensors(self) -> list[Tensor]:
-        return [value for value in (getattr(self, field.name) for field in fields(self)) if value is not None]

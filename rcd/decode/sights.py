@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rcd.carry.base import Carry
-from rcd.decode.blocks import another, decoded_share, least
+from rcd.carry.base import Carry, CarryState
 from rcd.decode.config import CACHED, DecodeConfig
+from rcd.decode.flight import another, decoded_share, least
 from rcd.decode.step import Places
 from rcd.decode.stopping import is_end, revisable, unsettled
 from rcd.diffusion.commit import quota
@@ -216,3 +216,9 @@ class Reader:
         sees[old:, old : old + looking] = False
         both = torch.cat((self.before, embeds))[None], torch.cat((torch.arange(old), read))[None]
         return self.model.encode(both[0], View(both[1], sees[None, None]))[0, old:]
+
+
+def shaped(state: CarryState, where: Tensor) -> CarryState:
+    """The state of as many positions in another shape."""
+    flat = [each.flatten(0, 1) for each in state.tensors()]
+    return state.with_tensors([each.view(*where.shape, *each.shape[1:]) for each in flat])

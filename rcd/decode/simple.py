@@ -15,15 +15,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rcd.carry.base import CarryState, places
+from rcd.carry.base import places
 from rcd.decode.answers import Answer
 from rcd.decode.answers import Text as Words
-from rcd.decode.blocks import prefill_piece
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
-from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text
+from rcd.decode.flight import prefill_piece
+from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text, shaped
 from rcd.decode.step import Asked, Knobs, Outcome, Rules, denoise
 from rcd.decode.stopping import check_prompts, settle
+from rcd.decode.telling import no_numbers
 from rcd.diffusion.noise import signed, uniform_of
 from rcd.models.lm import DiffusionLM
 from rcd.residual.distribution import Distribution, align_vocabulary
@@ -68,7 +69,7 @@ def decode(
             passes = Passes((*turn.start.shape, settings.vocab_size), now.ids.device, [generator])
             begun = carry.begin(read(carry.start_pass, replace(sight, predicted=turn.start)), passes, model.codebook)
             state = state.put_at(turn.start - now.origin, begun, turn.fresh[:, turn.start[0] - now.origin])
-        entering, seen = _shaped(state.at(where.flatten()[None]), where), read(carry.step_pass, sight)
+        entering, seen = shaped(state.at(where.flatten()[None]), where), read(carry.step_pass, sight)
         if seen is not None:
             entering = carry.refresh(entering, seen, model.codebook)
         masked, before, step = now.masked, now.masked[0][where], counts.denoising
@@ -84,15 +85,16 @@ def decode(
         counts = replace(counts, denoising=step + 1)
         known = seen is None or bool(torch.isfinite(seen.normaliser).all())
         if not known or not bool(outcome.finite.all()):
-            yield Failed(row, f"the model's logits are NaN or inf at denoising step {step + 1}; try float32.")
+            yield Failed(row, no_numbers(step + 1, reference=not known))
             return
         now, committed = _written(now, where, outcome, len(settings.eos_token_ids))
         state = state.put_at(
-            where.flatten()[None], _shaped(outcome.state, where.flatten()[None]), where.new_ones(1, where.numel()) > 0
+            where.flatten()[None], shaped(outcome.state, where.flatten()[None]), where.new_ones(1, where.numel()) > 0
         )
-        if outcome.alpha is not None:
-            outcome = replace(outcome, alpha=outcome.alpha * scope)
-        event = _event(answer, step + 1, now, now.origin - length, masked[0], committed, where.flatten(), outcome)
+        carried = None if outcome.alpha is None else outcome.alpha * scope
+        event = _event(
+            answer, step + 1, now, now.origin - length, masked[0], committed, where.flatten(), outcome, carried
+        )  # fmt: skip
         if rules.revises and bool(now.needed.any()):  # what an unfinished block holds may change
             event = replace(event, final=min(event.final, max(0, now.unfinished(config.block) - length)))
         yield event
@@ -100,12 +102,6 @@ def decode(
             yield answer.cut(_with_stores(counts, config, turns, other is not None))
             return
     yield answer.ended(now.ids[length:].tolist(), _with_stores(counts, config, turns, other is not None))
-
-
-def _shaped(state: CarryState, where: Tensor) -> CarryState:
-    """The state of as many positions in another shape."""
-    flat = [each.flatten(0, 1) for each in state.tensors()]
-    return state.with_tensors([each.view(*where.shape, *each.shape[1:]) for each in flat])
 
 
 def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text, Tensor]:
@@ -127,8 +123,9 @@ def _with_stores(counts: Counts, config: DecodeConfig, turns: BlockTurns | Canva
 
 
 def _event(
-    answer: Answer, number: int, now: Text, offset: int, masked: Tensor, committed: Tensor, at: Tensor, outcome: Outcome
-) -> Step:
+    answer: Answer, number: int, now: Text, offset: int, masked: Tensor, committed: Tensor, at: Tensor,
+    outcome: Outcome, alpha: Tensor | None,
+) -> Step:  # fmt: skip
     """The step's event, over all that is decoded."""
     ids, left, size = now.ids[now.origin :], (now.masked & now.output)[0], len(committed)
 
@@ -146,5 +143,5 @@ def _event(
     return Step(
         answer.row, offset, number, answer.grow(offset, draft, left, committed, told), draft, committed,
         committed & ~masked, left, spread(blank, outcome.confidence).masked_fill(~asked, float("nan")),
-        None if outcome.alpha is None else spread(blank, outcome.alpha), told,
+        None if alpha is None else spread(blank, alpha), told,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -65,11 +66,17 @@ class Open(Places):
         self.index = open_BP.flatten().nonzero().squeeze(1)
         self.counts = open_BP.sum(1).tolist() if apart else None
 
+    @cached_property
+    def apart(self) -> tuple[Tensor, Tensor]:
+        """[n] each: the row, and where in it."""
+        row = self.index // self.shape[1]
+        return row, self.index - row * self.shape[1]
+
     def take(self, values_BP: Tensor) -> Tensor:
         return values_BP.flatten(0, 1)[self.index].unsqueeze(1)
 
     def of_rows(self, values_B1: Any) -> Any:
-        return values_B1[self.index // self.shape[1]] if isinstance(values_B1, Tensor) else values_B1
+        return values_B1[self.apart[0]] if isinstance(values_B1, Tensor) else values_B1
 
     def put(self, values: Tensor, blank: float = 0) -> Tensor:
         out = values.new_full((self.shape.numel(), *values.shape[2:]), blank)
@@ -190,10 +197,19 @@ class Outcome:
     finite: Tensor
     """[B]: whether the row's logits were numbers."""
     state: CarryState
-    """What the carry brings into the next step."""
-    alpha: Tensor | None
-    """[B, P] the weight that its residual has there, scaled as the request wants it."""
+    """What the carry brings into the next step, where `places` says."""
+    places: Places
+    scale: Tensor | None = None
     best: Best | None = None
+
+    @property
+    def alpha(self) -> Tensor | None:
+        """[B, P] the weight that the residual has there, scaled as the request wants it; 0 where nothing is carried."""
+        alpha = self.state.alpha
+        if alpha is None:
+            return None
+        found = self.places.put(alpha)
+        return found if self.scale is None else found * self.scale[:, None].to(found.dtype)
 
 
 @dataclass(frozen=True)
@@ -225,14 +241,14 @@ def denoise(
     predicted = rules.distribution(prediction.logits, prediction.hidden, where.counts)
     noise = None if asked.noise is None else where.take(asked.noise)
     token, confidence = sample(predicted, rules.sampling(asked.knobs, where), noise)
-    after = rules.carry.update(where.state(state, where.take), predicted, prediction.hidden, model.codebook)
+    before = where.state(state, where.take) if rules.carry.recalls else state
+    after = rules.carry.update(before, predicted, prediction.hidden, model.codebook)
     best = None if logprobs is None else best_of(prediction.logits, token, logprobs)
-    token, confidence, after = where.put(token), where.put(confidence), where.state(after, where.put)
+    token, confidence = where.put(token), where.put(confidence)
     committed, finite = rules.choose(rules.commit, asked, confidence, where.put(predicted.normaliser))
-    alpha = (after if scale is None else after.scaled(scale)).alpha
     if best is not None:
         best = (where.put(best[0]), where.put(best[1]), where.put(best[2]))
-    outcome = Outcome(token, confidence, committed, finite, after, alpha, best)
+    outcome = Outcome(token, confidence, committed, finite, after, where, scale, best)
     if record is not None:
         record(StepRecord(asked, entering, predicted, prediction, outcome))
     return outcome

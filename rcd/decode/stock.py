@@ -1,4 +1,5 @@
-"""A pass over slots through any transformers backbone as it is: models that no fused pass knows, MoE and quantised ones.
+"""A pass over slots through any transformers backbone as it is: models that no fused pass
+knows, MoE and quantised ones.
 
 The backbone asks its cache, layer by layer, to keep the keys and values of its tokens and to give back what they see
 (`Place.update`, the one method that transformers' attention layers call). So nothing of a model is rewritten here.
@@ -23,6 +24,8 @@ class StockBackbone:
 
     def __init__(self, model: DiffusionLM, apart: bool = False):
         self.model, self.apart = model, apart
+        self.order: list[int] = []
+        """In which order the last pass computed its slots, where it computed them one by one."""
 
     def __call__(self, embeds_NQD: Tensor, slots: Slots, cache: Cache) -> Tensor:
         """The output after the final norm, [N, Q, D]."""
@@ -30,9 +33,9 @@ class StockBackbone:
         if not self.apart or len(rows) == 1:
             return self._pass(embeds_NQD, Place(cache, rows, starts, slots.end, slots.looking))
         # earlier blocks of a row first: later ones see what they write
-        order = sorted(range(len(rows)), key=lambda n: starts[n])
+        self.order = sorted(range(len(rows)), key=lambda n: starts[n])
         out = torch.empty_like(embeds_NQD)
-        for n in order:
+        for n in self.order:
             place = Place(cache, rows[n : n + 1], starts[n : n + 1], slots.end[n : n + 1], slots.looking)
             out[n] = self._pass(embeds_NQD[n : n + 1], place)[0]
         return out

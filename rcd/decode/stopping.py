@@ -24,9 +24,10 @@ def settle(
     ids_BP: Tensor, masked_BP: Tensor, token_BP: Tensor, output_BP: Tensor, ends_BE: Tensor, early: bool, eos: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(ids, masked, needed). With `early`, the masks behind an end token become end tokens: the text's own or, of a
-    model that has several (`eos`: the first so many of its ends), the predicted one. They are no part of the text and cost no step; left masked beside a text so complete, they would be
-    out of distribution. `needed` are the masks that must still be decoded, which are also those that may be committed:
-    with `early` none outside the answer (`output`: behind the prompt, within the length) or behind its end.
+    model that has several (`eos`: the first so many of its ends), the predicted one. They are no part of the text and
+    cost no step; left masked beside a text so complete, they would be out of distribution. `needed` are the masks that
+    must still be decoded, which are also those that may be committed: with `early` none outside the answer (`output`:
+    behind the prompt, within the length) or behind its end.
 
         ids  5 [M] END [M] [M]   ->   5 [M] END END END      needed  . x . . .
     """

@@ -37,11 +37,7 @@ def told(engine: Engine, report: Report, values: list[list[int]]) -> list[Event]
 
 def ended(engine: Engine, row: int, one: Serving, stored: int, broken: int) -> Finished | Failed:
     if broken:
-        return Failed(
-            one.request.row,
-            f"the model's logits are NaN or inf at denoising step {broken}; try float32 (--dtype float32), and check "
-            "the checkpoint with `rcd info --check`.",
-        )
+        return Failed(one.request.row, no_numbers(abs(broken), reference=broken < 0))
     length = len(one.prompt)
     new = engine.rows.text[row, length : length + one.request.settings.new_tokens].tolist()
     return one.answer.ended(new, counts(engine, one, one.last, stored))
@@ -76,3 +72,12 @@ def step_of(engine: Engine, report: Report, row: int, one: Serving, number: int,
         one.request.row, offset, number, final, draft, committed, revised, masked,
         confidence, trace.alpha[here].clone() if engine.rows.carry.alpha is not None else None, best,
     )  # fmt: skip
+
+
+def no_numbers(step: int, reference: bool = False) -> str:
+    """What is told of a step whose logits are no numbers."""
+    whose = "the logits of the reference" if reference else "the model's logits"
+    return (
+        f"{whose} are NaN or inf at denoising step {step}; try float32 (--dtype float32), and check the checkpoint "
+        "with `rcd info --check`."
+    )

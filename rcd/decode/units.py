@@ -19,12 +19,15 @@ from rcd.carry.base import CarryState
 from rcd.decode.graphs import Replay, compiled
 from rcd.decode.model import Raw, SlotModel
 from rcd.decode.requests import Serving, Size
-from rcd.decode.rows import Features, Pass, Rows, Terms, Trace, move
+from rcd.decode.rows import REPORT, Pass, Rows, move
 from rcd.decode.slots import Slots
 from rcd.decode.step import Open, Outcome, Rules, StepRecord, denoise
+from rcd.decode.terms import Features, Terms
+from rcd.decode.trace import Trace
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
 
+BROKEN = REPORT.index("broken")
 Record = Callable[[Pass, StepRecord], None]
 
 
@@ -168,16 +171,22 @@ class Units:
             self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, asked,
             features.logprobs, None if record is None else partial(record, made),
         )  # fmt: skip
-        if read is not None:
-            outcome = replace(outcome, finite=outcome.finite & torch.isfinite(read.normaliser).all(-1))
+        known = None if read is None else torch.isfinite(read.normaliser).all(-1)
+        if known is not None:
+            outcome = replace(outcome, finite=outcome.finite & known)
         report = self.settled(rows, made, outcome)
+        if known is not None:
+            theirs = ((made.row == rows.number[:, None]) & ~known).any(1)
+            report[:, BROKEN] = torch.where(theirs, -report[:, BROKEN], report[:, BROKEN])
         watched = features.watched or features.logprobs is not None
         return report, Trace.of(rows, made, outcome, window.terms) if watched else None
 
     def launch(self, size: Size, features: Features, rows: tuple[int, ...], record: Record | None = None) -> Report:
         if record is not None:
-            return self._told(*self.step(size, features, record), rows)
-        return self._told(*self.replay(("step", size, features), lambda: self.step(size, features)), rows)
+            report, trace = self.step(size, features, record)
+        else:
+            report, trace = self.replay(("step", size, features), lambda: self.step(size, features))
+        return self._told(report, trace, rows)
 
     def start(self, size: Size, generators: list[torch.Generator]) -> None:
         """One pass from which the carry of fresh rows starts."""
@@ -203,7 +212,7 @@ class Units:
             move(rows, done, **{stored: torch.zeros_like(rows.start)})
         move(
             rows, done, fresh=torch.zeros_like(rows.fresh), active=rows.active & ~bad,
-            broken=torch.where(bad, rows.denoised.clamp_min(1), rows.broken),
+            broken=torch.where(bad, (rows.denoised + 1) * (-1 if reference else 1), rows.broken),
         )  # fmt: skip
 
     def draw(self, row: int, prompt: int, new: int, generator: torch.Generator) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 
-
 @dataclass(frozen=True)
 class CommitSettings:
     """Of a rule: numbers, or tensors [B, 1] with one of each row."""

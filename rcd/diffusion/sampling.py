@@ -42,8 +42,10 @@ class SamplingSettings:
 def filter_top_k(logits: Tensor, k: int | Tensor, most: int | None = None) -> Tensor:
     """Everything below the k-th largest logit is out; ties with it stay. k = 0 is off; of each row as a tensor [B, 1],
     with the largest one beside it."""
-    most = k if most is None else most
-    if not isinstance(most, int) or most <= 0 or (most >= logits.shape[-1] and not isinstance(k, Tensor)):
+    if most is None:
+        assert isinstance(k, int)
+        most = k
+    if most <= 0 or (most >= logits.shape[-1] and not isinstance(k, Tensor)):
         return logits
     ordered = logits.topk(min(most, logits.shape[-1]), dim=-1).values
     if not isinstance(k, Tensor):

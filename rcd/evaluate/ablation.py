@@ -15,21 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
-
 from rcd import registry
 from rcd.carry.base import Carry, describe, make
-from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
-from rcd.decode.events import Finished
 from rcd.errors import RCDError, one_of, unknown_name, unwritable
+from rcd.evaluate.answering import answers
 from rcd.evaluate.evaluation import Say, compare_runs, evaluate
-from rcd.evaluate.watching import watch
+from rcd.evaluate.recall import StepsOfWindow, of_whole_canvas
 from rcd.evaluate.wording import counted
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
+    from rcd.carry.residual import Residual
     from rcd.data.tasks.base import Problem
+    from rcd.decode.probe import Look
 
 TABLES = ("alpha", "alpha-reference", "start", "t_res")
 GRID = (0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
@@ -70,23 +69,23 @@ def table(
     question stay (one without a residual: the paper's `Residual()`). `rows` picks some; the default row stays."""
     one_of("ablation", what, TABLES)
     names = reference_rows(references)
-    base = base if isinstance(base, Residual) else Residual()
+    own = base.for_ablation()
     if what == "start":
-        if not names and (REFERENCE in (rows or ()) or base.start == REFERENCE):
+        if not names and (REFERENCE in (rows or ()) or own.start == REFERENCE):
             raise RCDError("the start 'reference' needs a reference model; name one or more with --reference.")
-        made = [Row(name, replace(base, start=name)) for name in registry.names("start") if name != REFERENCE]
-        made += [Row(name, replace(base, start=REFERENCE), each) for name, each in names.items()]
-        default = next(iter(names)) if base.start == REFERENCE else base.start
+        made = [Row(name, replace(own, start=name)) for name in registry.names("start") if name != REFERENCE]
+        made += [Row(name, replace(own, start=REFERENCE), each) for name, each in names.items()]
+        default = next(iter(names)) if own.start == REFERENCE else own.start
     elif what == "t_res":
         first = next(iter(names.values()), None)
-        made = [Row(f"{t:g}", replace(base, t_res=t), first) for t in sorted({*grid, base.t_res})]
-        default = f"{base.t_res:g}"
+        made = [Row(f"{t:g}", replace(own, t_res=t), first) for t in sorted({*grid, own.t_res})]
+        default = f"{own.t_res:g}"
     else:
         if what == "alpha-reference":
-            base = replace(base, source="reference")
-        if base.needs_reference and not names:
+            own = replace(own, source="reference")
+        if own.needs_reference and not names:
             raise RCDError(f"{what} asks a second model at its steps here; name it with --reference.")
-        made, default = _alphas(base, keep_cap, next(iter(names.values()), None)), base.alpha
+        made, default = _alphas(own, keep_cap, next(iter(names.values()), None)), own.alpha
     if seqd:
         made = [Row(SEQD, make("none"), seqd=True), *made]
     for name in rows or ():
@@ -162,7 +161,7 @@ def ablate(
             continue
         done[same] = place / row.name
         found |= {key: figures[key] for key in ("accuracy", "low", "high", "tokens_per_step", "tokens", "seconds")}
-        at_every_step = isinstance(row.carry, Residual) and row.carry.source == "reference"
+        at_every_step = row.carry.step_pass == "reference"
         found["tokens_per_target_step"] = found["tokens_per_step"] * (2 if at_every_step else 1)
     good = [row["row"] for row in results if "error" not in row]
     if not good:
@@ -230,27 +229,25 @@ def norms(
     model = pipeline.model
     tokens = [token for prompt in prompts for token in prompt]
     sums: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(lambda: [0.0, 0.0]))
-    raw: list[Tensor] = []
-    final = model.backbone.norm
-    assert isinstance(final, nn.Module)
-    hook = final.register_forward_pre_hook(lambda _, inputs: raw.append(inputs[0]))
-    try:
-        for look in watch(pipeline, prompts, config, reference=reference, batch=batch):
-            if isinstance(look, Finished):
-                tokens += look.ids
-                continue
-            window = look.masked.shape[1]
-            vectors = {"input": look.inputs, "hidden": look.hidden, "raw": raw[-1][look.index, -window:]}
-            raw.clear()
-            if isinstance(delta := getattr(look.state, "delta", None), Tensor):
-                vectors["delta"] = delta
-            for name, each in vectors.items():
-                for number, size, there in zip(look.number, each.float().norm(dim=-1), look.masked, strict=True):
-                    some = size[there & (size > 0)]
-                    sums[number][name][0] += float(some.sum())
-                    sums[number][name][1] += len(some)
-    finally:
-        hook.remove()
+    config = replace(of_whole_canvas(pipeline, prompts, config), passes="stock")  # a fused pass has no `raw`
+    carries = config.residual_scale > 0 and config.travelling.carries
+    window = StepsOfWindow()
+
+    def probe(look: Look) -> None:
+        assert look.raw is not None
+        vectors = {"input": look.inputs, "hidden": look.hidden, "raw": look.raw}
+        if carries and look.before.delta is not None:
+            vectors["delta"] = look.before.delta[0]
+        found = sums[window.number(look)]
+        for name, each in vectors.items():
+            size = each.float().norm(dim=-1)[look.masked]
+            some = size[size > 0]
+            found[name][0] += float(some.sum())
+            found[name][1] += len(some)
+
+    # not exact: slot by slot, a pass tells `raw` in the order of its slots' positions, and not of the slots
+    for answer in answers(pipeline, prompts, config, reference=reference, batch=batch, exact=False, probe=probe):
+        tokens += answer.generation.ids
     mask, embeddings = model.settings.mask_token_id, model.codebook.float().norm(dim=-1)
     return {
         "mean": {

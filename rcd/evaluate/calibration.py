@@ -23,9 +23,8 @@ from torch import Tensor
 
 from rcd.carry.residual import Residual
 from rcd.data.examples import Example, encode
-from rcd.decode.events import Finished
 from rcd.errors import RCDError, one_of, whole
-from rcd.evaluate.watching import watch
+from rcd.evaluate.answering import answers
 from rcd.models.lm import View
 from rcd.models.pairing import check_pair
 from rcd.recipes.base import find
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from rcd.api import Pipeline
     from rcd.data.tasks.base import Problem
     from rcd.decode.config import DecodeConfig
+    from rcd.decode.probe import Look
 
 Array = NDArray[np.float64]
 TEMPERATURES = tuple(2.0 ** (k / 6) for k in range(-12, 13))
@@ -133,15 +133,15 @@ def decoding_alphas(
     the text."""
     waiting: dict[int, list[tuple[Array, Tensor]]] = defaultdict(list)
     found = [[np.zeros((0, len(TEMPERATURES)))] for _ in prompts]
-    for look in watch(pipeline, prompts, replace(config, carry=carry), reference=reference, batch=batch):
-        if isinstance(look, Finished):
-            for values, places in waiting.pop(look.row, []):
-                found[look.row].append(values[(places < len(look.ids)).numpy()])
-            continue
-        for k, row in enumerate(look.event.rows):
-            stay = look.event.masked[k] & undecided(look.logits[k], below)
-            places = (look.event.offsets[k] + stay.nonzero().flatten()).cpu()
-            waiting[row].append((alphas(look.logits[k][stay], carry, TEMPERATURES), places))
+
+    def probe(look: Look) -> None:
+        stay = look.masked & ~look.committed & undecided(look.logits, below)
+        waiting[look.row].append((alphas(look.logits[stay], carry, TEMPERATURES), look.places[stay].cpu()))
+
+    config = replace(config, carry=carry)
+    for each in answers(pipeline, prompts, config, reference=reference, batch=batch, probe=probe):
+        length = len(each.generation.ids)
+        found[each.number] += [values[(places < length).numpy()] for values, places in waiting.pop(each.number, [])]
     return [np.concatenate(each) for each in found]
 
 

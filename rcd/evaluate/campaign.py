@@ -41,8 +41,7 @@ class Entry:
 
     @property
     def carry(self) -> Carry:
-        assert self.config.carry is not None and not isinstance(self.config.carry, str)
-        return self.config.carry
+        return self.config.travelling
 
 
 class Place(NamedTuple):
@@ -140,7 +139,9 @@ def _finished(grid: Grid, place: Place, held: Opened, longest: int) -> bool:
         return False
     config = grid.configured(place).resolved(held.settings, held.rcd.carry, longest)
     reference = grid.reference if entry.carry.needs_reference else None
-    settings = settings_of(entry.model, grid.task, grid.problems, config, 1, reference)
+    settings = settings_of(
+        entry.model, grid.task, grid.problems, config, 1, reference, vocabulary=held.settings.vocab_size, dtype=None
+    )
     Folder(folder, settings, digest_of(grid.problems))
     return len(read_records(folder)) == len(grid.problems)
 
@@ -171,7 +172,7 @@ def collect(grid: Grid, failures: dict[Place, str]) -> list[Line]:
             continue
         folders = [grid.folder(place) for place in good]
         held = read_run(folders[0])
-        settings = {key: held[key] for key in ("model", "model_fingerprint", "task", "reference")}
+        settings = {key: held.get(key) for key in ("model", "model_fingerprint", "task", "reference", "dtype", "delta")}
         decode = {key: value for key, value in held["decode"].items() if key != "threshold"}
         settings |= {"carry": describe(entry.carry), "decode": decode}
         names, tasks = [problem.name for problem in grid.problems], [problem.task for problem in grid.problems]

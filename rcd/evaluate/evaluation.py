@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from contextlib import closing
 from pathlib import Path
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,11 @@ import numpy as np
 from rcd.carry.base import describe
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, whole
-from rcd.evaluate.answering import answers
+from rcd.evaluate.answering import Answered, answers
 from rcd.evaluate.grading import grade
 from rcd.evaluate.points import Point
-from rcd.evaluate.records import MADE_ON, Folder, Record, read_records, read_run, unfinished
+from rcd.evaluate.provenance import MADE_ON, check_alike, decode_settings, delta_of, dtype_name
+from rcd.evaluate.records import Folder, Record, read_records, read_run, unfinished
 from rcd.evaluate.statistics import paired, wilson
 from rcd.evaluate.sweep import steps_of
 from rcd.evaluate.wording import counted
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 Say = Callable[[int, int, int], None]
 """(answers so far, of all, right so far)."""
-CHUNK = 64
-"""Answers between two writes, at least."""
 
 
 def digest(problems: Sequence[Problem]) -> str:
@@ -48,19 +46,28 @@ def digest_of(problems: Sequence[Problem]) -> Callable[[int], str]:
 
 
 def made_on(pipeline: Pipeline) -> dict[str, str]:
-    """Where answers are made: told, but no setting of theirs."""
-    return {"device": pipeline.model.device.type, "dtype": str(pipeline.model.codebook.dtype).removeprefix("torch.")}
+    """Where answers are made; the device is no setting of theirs."""
+    return {"device": pipeline.model.device.type, "dtype": dtype_name(pipeline)}
 
 
 def settings_of(
-    model: str, task: str, problems: Sequence[Problem], config: DecodeConfig, samples: int, reference: str | None = None
+    model: str,
+    task: str,
+    problems: Sequence[Problem],
+    config: DecodeConfig,
+    samples: int,
+    reference: str | None = None,
+    *,
+    vocabulary: int,
+    dtype: str | None,
 ) -> dict[str, Any]:
-    """What the results depend on; `config` is resolved. The batch is not in it, nor the number of processes."""
-    assert config.carry is not None and not isinstance(config.carry, str)
-    decode = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "carry"}
+    """What the results depend on; `config` is resolved. The batch is not in it, nor the number of processes. `dtype`:
+    None where it is not known before the model is loaded."""
+    carry = config.travelling
     return {
         "model": model, "model_fingerprint": fingerprint(model), "task": task, "items": len(problems),
-        "items_digest": digest(problems), "samples": samples, "carry": describe(config.carry), "decode": decode,
+        "items_digest": digest(problems), "samples": samples, "carry": describe(carry),
+        "dtype": dtype, "delta": delta_of(carry, config.delta, vocabulary), "decode": decode_settings(config),
         "reference": reference, "reference_fingerprint": None if reference is None else fingerprint(reference),
     }  # fmt: skip
 
@@ -95,12 +102,15 @@ def evaluate(
     prompts = pipeline.encode([problem.question for problem in problems])
     config = pipeline.resolve(config, max(map(len, prompts)))
     name, second = reference if reference is not None else (None, None)
-    settings = settings_of(model, task, problems, config, samples, name)
+    place = made_on(pipeline)
+    settings = settings_of(
+        model, task, problems, config, samples, name, vocabulary=pipeline.settings.vocab_size, dtype=place["dtype"]
+    )
     order = [(problem.name, sample) for problem in problems for sample in range(samples)]
     if process == 0:
         results = Folder(folder, settings, digest_of(problems))
         if len(results.read()) < len(order):
-            results.begin(made_on(pipeline))
+            results.begin(place)
     wait()
     if process:
         results = Folder(folder, settings, digest_of(problems))
@@ -113,14 +123,16 @@ def evaluate(
         if (problem.name, sample) not in held
     ][process::processes]
     done, right, total = len(held), sum(held.values()), len(order)
-    size = 1 if pipeline.model.device.type == "cpu" else max(CHUNK, batch)  # alone on a CPU: nothing to wait for
-    for first in range(0, len(pending), size):
-        part = pending[first : first + size]
-        records = _records(pipeline, problems, prompts, config, part, samples, second, batch)
-        results.append(records, process if processes > 1 else None)
-        done, right = done + len(records), right + sum(record.right for record in records)
-        if say is not None:
-            say(done, total, right)
+    seeds = [config.seed + number * samples + sample for number, sample in pending]
+    chosen = [prompts[number] for number, _ in pending]
+    with closing(answers(pipeline, chosen, config, seeds=seeds, reference=second, batch=batch)) as found:
+        for answer in found:
+            number, sample = pending[answer.number]
+            record = _record(problems[number], sample, answer)
+            results.append([record], process if processes > 1 else None)
+            done, right = done + 1, right + record.right
+            if say is not None:
+                say(done, total, right)
     results.close()
     wait()
     if process == 0:
@@ -129,26 +141,13 @@ def evaluate(
     return summary(folder)
 
 
-def _records(
-    pipeline: Pipeline, problems: Sequence[Problem], prompts: Sequence[Sequence[int]], config: DecodeConfig,
-    part: Sequence[tuple[int, int]], samples: int, reference: Pipeline | None, batch: int,
-) -> list[Record]:  # fmt: skip
-    began = time.perf_counter()
-    seeds = [config.seed + number * samples + sample for number, sample in part]
-    chosen = [prompts[number] for number, _ in part]
-    found = dict(answers(pipeline, chosen, config, seeds=seeds, reference=reference, batch=batch))
-    seconds = (time.perf_counter() - began) / len(part)
-    out = []
-    for place, (number, sample) in enumerate(part):
-        problem, answer = problems[number], found[place]
-        out.append(
-            Record(
-                item=problem.name, sample=sample, task=problem.task, prompt=problem.question, output=answer.text,
-                answer=problem.answer, right=grade(problem, answer.text), tokens=answer.tokens, steps=steps_of(answer),
-                forwards=answer.forwards, seconds=round(seconds, 6), stop_reason=answer.stop_reason,
-            )
-        )  # fmt: skip
-    return out
+def _record(problem: Problem, sample: int, found: Answered) -> Record:
+    answer = found.generation
+    return Record(
+        item=problem.name, sample=sample, task=problem.task, prompt=problem.question, output=answer.text,
+        answer=problem.answer, right=grade(problem, answer.text), tokens=answer.tokens, steps=steps_of(answer),
+        forwards=answer.forwards, seconds=round(found.share, 6), stop_reason=answer.stop_reason,
+    )  # fmt: skip
 
 
 def summary(folder: str | Path) -> dict[str, Any]:
@@ -202,6 +201,7 @@ def compare_runs(base: str | Path, other: str | Path) -> dict[str, Any]:
     for folder in (base, other):
         if short := unfinished(folder):
             raise RCDError(f"{folder} is unfinished ({short}); the `rcd eval` command that began it goes on with it.")
+    check_alike(runs, (base, other))
     a, b = (_means(read_records(folder)) for folder in (base, other))
     return {"base": summary(base), "other": summary(other), **paired(list(a.values()), [b[item] for item in a])}
 

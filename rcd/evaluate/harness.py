@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -17,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from rcd.carry.base import Carry, describe, make
+from rcd.carry.base import Carry, describe
+from rcd.carry.parse import parse_carry
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, unknown_name, whole
-from rcd.evaluate.requests import GENERATE, SETTINGS, Answerer
+from rcd.evaluate.provenance import decode_settings, delta_of, dtype_name
+from rcd.evaluate.requests import GENERATE, LISTS, SETTINGS, Answerer, several
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -33,23 +32,6 @@ NO_LIKELIHOOD = (
     "a diffusion model gives a bound on a text's likelihood, not the likelihood, so tasks that compare likelihoods are "
     "not run; choose tasks that generate (gsm8k, minerva_math, hendrycks_math500, ...)."
 )
-
-
-def carry_of(spec: str | dict[str, Any] | Carry | None, trained: dict[str, Any] | None) -> Carry | None:
-    """None or `trained`: what rcd.json says. Else NAME or NAME:setting=value:... (commas will do where lm-eval does not
-    split at them), a dict with a `name`, or a carry; over the trained carry only what is named changes."""
-    if spec is None or not isinstance(spec, (str, dict)):
-        return spec
-    if isinstance(spec, str):
-        name, *parts = re.split("[,:]", spec)
-        pairs = [part.partition("=") for part in parts]
-        if not all(key and equals for key, equals, _ in pairs):
-            raise RCDError(f"the carry {spec!r} should be NAME or NAME:setting=value:...")
-        spec = {"name": name, **{key.strip(): yaml.safe_load(value) for key, _, value in pairs}}
-    own, settings = dict(trained or {"name": "none"}), dict(spec)
-    base, name = own.pop("name"), settings.pop("name", "trained")
-    name = base if name == "trained" else name
-    return make(name, {**(own if name == base else {}), **settings})
 
 
 def library() -> Any:
@@ -103,7 +85,7 @@ def model_class() -> Any:
                 load(pretrained, revision=revision, **where) if isinstance(pretrained, (str, Path)) else pretrained
             )
             second = load(reference, **where) if isinstance(reference, (str, Path)) else reference
-            config = replace(config, carry=carry_of(carry, pipeline.checkpoint.rcd.carry))
+            config = replace(config, carry=parse_carry(carry, pipeline.checkpoint.rcd.carry))
             self.answerer = Answerer(
                 pipeline, config, reference=second, batch=whole("batch_size", batch, least=1), requests=requests,
                 main=self._rank == 0,
@@ -181,10 +163,13 @@ def model_class() -> Any:
 
         def get_model_info(self) -> dict[str, Any]:
             """What lm-eval writes to its results, under `config`; it asks when all is answered."""
-            config = self.answerer.resolved
-            assert config.carry is not None and not isinstance(config.carry, str)
-            decode = {name: getattr(config, name) for name in SETTINGS}
-            return {"carry": describe(config.carry), "decode": decode, "cost": self.answerer.summary()}
+            config, pipeline = self.answerer.resolved, self.answerer.pipeline
+            carry = config.travelling
+            return {
+                "carry": describe(carry), "dtype": dtype_name(pipeline),
+                "delta": delta_of(carry, config.delta, pipeline.settings.vocab_size),
+                "decode": decode_settings(config), "cost": self.answerer.summary(),
+            }  # fmt: skip
 
     RCDModel.__qualname__ = "RCDModel"
     register_model(NAME)(RCDModel)
@@ -193,6 +178,7 @@ def model_class() -> Any:
 
 def _config(given: dict[str, Any]) -> DecodeConfig:
     given = {"max_new_tokens" if key == "max_gen_toks" else key: value for key, value in given.items()}
+    given |= {key: several(given[key]) for key in LISTS if key in given}
     for key in given:
         if key not in SETTINGS:
             raise unknown_name("model argument or decoding setting", key, SETTINGS)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rcd.decode.events import Finished
+from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, whole
-from rcd.evaluate.watching import watch
+from rcd.evaluate.answering import answers
 from rcd.residual.distribution import without
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
-    from rcd.decode.config import DecodeConfig
+    from rcd.decode.probe import Look
 
 KS = (1, 2, 5, 10)
 MOST = 1000
@@ -42,20 +42,46 @@ def recall(
     the later steps; `texts` says how many (for a block diffusion model: blocks) are.
     """
     ks = checked(ks, pipeline.settings.vocab_size)
+    if not prompts:
+        raise RCDError("there are no problems to decode; ask for at least one.")
     mask = pipeline.settings.mask_token_id
     open_texts: dict[int, list[_Guess]] = defaultdict(list)
-    tally = _Tally(ks)
-    for look in watch(pipeline, prompts, config, reference=reference, batch=batch):
-        if isinstance(look, Finished):
-            for guess in open_texts.pop(look.row, []):
-                tally.add(guess, look.ids)
-            continue
-        best = without(look.logits, (mask,)).topk(ks[-1], dim=-1).indices.to(torch.int32).cpu()
-        masked = look.masked.cpu()
-        for k, row in enumerate(look.event.rows):
-            places = look.event.offsets[k] + torch.arange(masked.shape[1])
-            open_texts[row].append(_Guess(look.number[k], places[masked[k]], best[k][masked[k]], places[~masked[k]]))
+    steps, tally = StepsOfWindow(), _Tally(ks)
+
+    def probe(look: Look) -> None:
+        best = without(look.logits[look.masked], (mask,)).topk(ks[-1], dim=-1).indices.to(torch.int32).cpu()
+        masked, places = look.masked.cpu(), look.places.cpu()
+        open_texts[look.row].append(_Guess(steps.number(look), places[masked], best, places[~masked]))
+
+    config = of_whole_canvas(pipeline, prompts, config)
+    for found in answers(pipeline, prompts, config, reference=reference, batch=batch, probe=probe):
+        for guess in open_texts.pop(found.number, []):
+            tally.add(guess, found.generation.ids)
     return tally.result()
+
+
+def of_whole_canvas(pipeline: Pipeline, prompts: Sequence[Sequence[int]], config: DecodeConfig | None) -> DecodeConfig:
+    """The same, resolved. Decoding without a carry predicts the current block of a canvas alone, as no other is asked
+    for; as a residual of weight 0 it commits the same tokens, and every step predicts the whole canvas."""
+    resolved = pipeline.resolve(config, max(map(len, prompts), default=0))
+    parts = pipeline.settings.attention == "bidirectional" and resolved.block < resolved.new_tokens
+    if resolved.travelling.carries or not parts or resolved.window == "d2f":
+        return resolved
+    return replace(resolved, carry=resolved.travelling.for_ablation(), carry_scope="canvas", residual_scale=0.0)
+
+
+class StepsOfWindow:
+    """Numbers the steps of requests from the beginning of their windows: of each block, or of the canvas."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, tuple[int, int]] = {}
+        """Request -> (its window's first place, steps before it)."""
+
+    def number(self, look: Look) -> int:
+        first = int(look.places[0])
+        if look.row not in self._since or self._since[look.row][0] != first:
+            self._since[look.row] = (first, look.number - 1)
+        return look.number - self._since[look.row][1]
 
 
 def checked(ks: Sequence[int], vocabulary: int) -> list[int]:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from rcd.errors import RCDError, unwritable
+from rcd.evaluate.provenance import MADE_ON, comparable
 from rcd.evaluate.wording import counted
 
-RUN, RECORDS, MADE_ON = "run.json", "records.jsonl", "made_on"
+RUN, RECORDS = "run.json", "records.jsonl"
 ITEMS = ("items", "items_digest")
 ROOM = "make room and run the same command again: nothing is lost"
 
@@ -38,7 +39,8 @@ class Record:
     """Passes that commit or prepare a residual (`rcd.evaluate.sweep.steps_of`)."""
     forwards: int
     seconds: float
-    """Of the batch that it was decoded in, divided by the batch's rows."""
+    """Its share of the time of decoding: every moment is divided evenly among the answers being decoded, so that the
+    seconds of all answers add up to the whole."""
     stop_reason: str
 
     @property
@@ -80,9 +82,8 @@ class Folder:
 
     def _check(self) -> None:
         run = read_run(self.path)
-        run.pop(MADE_ON, None)
-        held, wanted = flat(run), flat(self.settings)
-        differing = _differing(held, wanted)
+        held, wanted = comparable(run, self.settings), comparable(self.settings, run)
+        differing = [key for key in _differing(held, wanted) if not self._unsaid(key, held, wanted)]
         if set(differing) == set(ITEMS) and held["items"] > wanted["items"]:
             short = unfinished(self.path)
             what = f"an unfinished run ({short})" if short else counted(held["items"], "item")
@@ -98,6 +99,11 @@ class Folder:
                 f"{self.path} holds results of other settings ({'; '.join(told)}); choose another --output, or the "
                 "same settings to go on."
             )
+
+    def _unsaid(self, key: str, held: dict[str, Any], wanted: dict[str, Any]) -> bool:
+        """Whether it is not known yet in which dtype answers are or will be made."""
+        unknown = held.get(key) is None and not answered(self.path)
+        return key == "dtype" and (wanted.get(key) is None or unknown)
 
     def _are_first(self, held: dict[str, Any]) -> bool:
         """Whether the folder's items are the first of those asked for."""
@@ -154,20 +160,9 @@ def unfinished(folder: str | Path) -> str | None:
 def _differing(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     """The settings that are not the same. Those of another carry are others anyway: its name says it all."""
     keys = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
-    return [key for key in keys if key == "carry.name" or "carry.name" not in keys or not key.startswith("carry.")]
-
-
-def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings within settings by their own names, so that one that differs can be told by itself."""
-    out: dict[str, Any] = {}
-    for key, value in settings.items():
-        if key == "decode":
-            out |= value
-        elif isinstance(value, dict):
-            out |= {f"{key}.{inner}": each for inner, each in value.items()}
-        else:
-            out[key] = value
-    return out
+    if "carry.name" not in keys:
+        return keys
+    return [key for key in keys if key == "carry.name" or not (key.startswith("carry.") or key == "delta")]
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:

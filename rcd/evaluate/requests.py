@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rcd.decode.config import DecodeConfig
+from rcd.decode.config import LONGEST_STOP, MOST_STOPS, DecodeConfig
 from rcd.decode.stopping import check_prompts
 from rcd.errors import RCDError, unwritable
 from rcd.evaluate.answering import answers
-from rcd.evaluate.early import Enough
 from rcd.evaluate.sweep import steps_of
 from rcd.evaluate.wording import counted
 
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 REQUESTS, GENERATE = "requests.jsonl", "generate_until"
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """What tasks call the most new tokens; the first that is given counts."""
+LISTS = ("stop", "stop_ids")
+"""Settings that hold several values."""
 SETTINGS = tuple(f.name for f in fields(DecodeConfig) if f.name != "carry")
 
 
@@ -42,14 +43,14 @@ class Request:
     """Of a task that asks several times."""
     prompt_tokens: int
     tokens: int
-    """Decoded, the end token included; where a stop string ended decoding, those up to the first mask."""
+    """Decoded, the end token included; where a stop string ended decoding, those that were settled then."""
     kept_tokens: int
     """Of them, those before the first stop string."""
     steps: int
     """Passes that commit or prepare a residual (`rcd.evaluate.sweep.steps_of`)."""
     forwards: int
     seconds: float
-    """Latency: until this answer was complete (on a GPU, from the start of its batch)."""
+    """Latency: from when decoding could begin to the answer's end, beside the others that were decoded meanwhile."""
     stop_reason: str
     """`stop` (a stop string), `eos` or `length`."""
 
@@ -67,6 +68,7 @@ class Asked:
     prompt: list[int]
     until: tuple[str, ...]
     config: DecodeConfig
+    """Resolved, with what of `until` decoding looks for."""
 
 
 class Answerer:
@@ -114,17 +116,18 @@ class Answerer:
         copies = padding(requests)
         asked = self._read({place: each for place, each in enumerate(requests) if place not in copies})
         texts = [""] * len(requests)
-        groups: dict[tuple[str, DecodeConfig], list[Asked]] = defaultdict(list)
+        groups: dict[str, list[Asked]] = defaultdict(list)
         for each in asked:
-            groups[each.task, each.config].append(each)
+            groups[each.task].append(each)
         with tqdm(total=len(asked), desc="rcd: requests", mininterval=1.0, disable=not self.main) as bar:
-            for (task, config), group in groups.items():
+            for task, group in groups.items():
                 began = time.perf_counter()
-                for number, found in answers(
-                    self.pipeline, [each.prompt for each in group], config, seeds=[each.seed for each in group],
-                    reference=self.reference, batch=self.batch, enough=self._enough(group),
+                configs, seeds = [each.config for each in group], [each.seed for each in group]
+                for answer in answers(
+                    self.pipeline, [each.prompt for each in group], configs, seeds=seeds, reference=self.reference,
+                    batch=self.batch,
                 ):  # fmt: skip
-                    each = group[number]
+                    each, found = group[answer.number], answer.generation
                     text, kept, reason = self.cut(found, each.until)
                     texts[each.place] = text
                     self._record(each, found, kept, reason)
@@ -141,16 +144,6 @@ class Answerer:
         self._keep(rows)
         for task, seconds in wall.items():
             self.wall[task] = max(self.wall[task], seconds)
-
-    def _enough(self, group: Sequence[Asked]) -> Enough | None:
-        """A text is enough when a stop string is in it; None where no request has one."""
-        if not any(each.until for each in group):
-            return None
-        return lambda number, ids: self._stopped(ids, group[number].until)
-
-    def _stopped(self, ids: Sequence[int], until: Sequence[str]) -> bool:
-        text = self.pipeline.decode(ids)
-        return any(stop in text for stop in until) or not self._marks(until).isdisjoint(ids)
 
     def _marks(self, until: Sequence[str]) -> set[int]:
         """Stop strings that are special tokens, which the text itself does not show."""
@@ -183,6 +176,8 @@ class Answerer:
             sample = samples[key]
             samples[key] += 1
             seed = config.seed + doc * int(request.repeats or 1) + sample  # no matter what else is asked
+            until = tuple(dict.fromkeys((*config.stop, *until)))
+            config = replace(config, stop=searched(until))
             out.append(Asked(place, task, doc, sample, seed, request.args, prompt, until, config))
         if capped:
             self._note(
@@ -194,8 +189,7 @@ class Answerer:
     def settings(self, given: dict[str, Any]) -> tuple[tuple[str, ...], DecodeConfig]:
         """(stop strings, the configuration) of a task's generation settings; what it leaves open is the model's."""
         given = dict(given)
-        until = given.pop("until", None) or []
-        until = (until,) if isinstance(until, str) else tuple(str(text) for text in until if text)
+        until = tuple(str(text) for name in ("until", "stop") for text in several(given.pop(name, None)) if text)
         lengths = [given.pop(name, None) for name in LENGTHS]
         found: dict[str, Any] = {}
         length = next((value for value in lengths if value is not None), None)
@@ -210,7 +204,7 @@ class Answerer:
             found["temperature"] = 1.0
         for name, value in given.items():
             if name in SETTINGS and value is not None:
-                found[name] = value
+                found[name] = several(value) if name in LISTS else value
             elif name not in SETTINGS:
                 self._note(f"the generation setting {name}={value!r} means nothing here and is left out.")
         return until, replace(self.config, **found)
@@ -233,8 +227,9 @@ class Answerer:
 
     def cut(self, found: Generation, until: Sequence[str]) -> tuple[str, int, str]:
         """(the text before the first stop string, its tokens, the stop reason)."""
-        marks = self._marks(until)
-        ids, text, reason = found.ids, found.text, found.stop_reason
+        marks = self._marks(until) | set(self.config.stop_ids)
+        ids, reason = found.ids, found.stop_reason
+        text = self.pipeline.decode(ids) if reason == "stop" else found.text
         special = next((k for k, token in enumerate(ids) if token in marks), len(ids))
         if special < len(ids) - (reason == "eos"):
             ids, reason = ids[:special], "stop"
@@ -273,6 +268,17 @@ class Answerer:
             "all": _figures(self.told, sum(self.wall.values())),
             "tasks": {task: _figures([r for r in self.told if r.task == task], self.wall[task]) for task in tasks},
         }
+
+
+def several(value: Any) -> tuple[Any, ...]:
+    """A list, or one value instead of it, or none."""
+    return tuple(value) if isinstance(value, (list, tuple)) else () if value is None else (value,)
+
+
+def searched(until: Sequence[str]) -> tuple[str, ...]:
+    """The stop strings that decoding looks for. A task may name more of them, or longer ones, than a request may have:
+    the text is cut at those as well, only later."""
+    return tuple(text for text in until if len(text) <= LONGEST_STOP)[:MOST_STOPS]
 
 
 def padding(requests: Sequence[Any]) -> dict[int, int]:

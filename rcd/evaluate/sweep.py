@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from rcd.errors import RCDError
 from rcd.evaluate.answering import answers
 from rcd.evaluate.grading import grade
 from rcd.evaluate.points import Point, Sweep
+from rcd.evaluate.provenance import decode_settings, delta_of, dtype_name
 from rcd.evaluate.statistics import aup_all, check_same_items, matched, one_token, speedup, wilson
 from rcd.evaluate.wording import counted
 
@@ -51,16 +51,14 @@ def run_point(
         raise RCDError("there are no problems to decode; ask for at least one.")
     prompts = pipeline.encode([problem.question for problem in problems])
     config = pipeline.resolve(config, max(map(len, prompts)))  # once, so that no batch has settings of its own
-    began = time.perf_counter()
-    results = dict(answers(pipeline, prompts, config, reference=reference, batch=batch, exact=exact))
-    seconds = time.perf_counter() - began
-    given = [results[i] for i in range(len(problems))]
+    found = list(answers(pipeline, prompts, config, reference=reference, batch=batch, exact=exact))
+    given = [each.generation for each in sorted(found, key=lambda each: each.number)]
     return Point(
         threshold=config.threshold,
         right=np.array([grade(problem, answer.text) for problem, answer in zip(problems, given, strict=True)]),
         tokens=np.array([answer.tokens for answer in given]),
         steps=np.array([steps_of(answer) for answer in given]),
-        seconds=seconds,
+        seconds=sum(each.share for each in found),
         texts=[answer.text for answer in given],
     )
 
@@ -91,8 +89,9 @@ def run_sweep(
                 f"{name}: threshold {point.threshold:g}, {point.tokens_per_step:.2f} tokens per step, "
                 f"{point.accuracy:.1f}% right, {point.seconds:.1f} s"
             )
-    settings = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "threshold"}
-    settings |= {"carry": repr(config.carry), "batch": batch}
+    settings = {key: value for key, value in decode_settings(config).items() if key != "threshold"}
+    settings |= {"carry": repr(config.carry), "batch": batch, "exact": exact, "dtype": dtype_name(pipeline)}
+    settings["delta"] = delta_of(config.travelling, config.delta, pipeline.settings.vocab_size)
     digest = hashlib.sha256("\n".join(problem.question + "\n" + problem.answer for problem in problems).encode())
     items, tasks = [problem.name for problem in problems], [problem.task for problem in problems]
     return Sweep(name, items, tasks, points, settings, digest.hexdigest()[:16])
@@ -101,10 +100,22 @@ def run_sweep(
 def compare(base: Sweep, other: Sweep, *, resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
     """Everything that is said of two sweeps over the same items, as one JSON object: `all`, and each of `tasks`."""
     check_same_items(base, other)
+    check_same_numbers(base, other)
     overall = _part(base, other, resamples, seed)
     tasks = sorted(set(base.tasks))
     parts = {task: _part(base.only(task), other.only(task), resamples, seed) for task in tasks if len(tasks) > 1}
     return {"base": base.name, "other": other.name, "all": overall, "tasks": parts or {tasks[0]: overall}}
+
+
+def check_same_numbers(base: Sweep, other: Sweep) -> None:
+    """Where both say in which dtype they were answered and how delta was computed, it is the same."""
+    for key, flag in (("dtype", "--dtype"), ("delta", "--set delta=...")):
+        one, two = base.settings.get(key), other.settings.get(key)
+        if None not in (one, two) and one != two:
+            raise RCDError(
+                f"the {key} of the sweep {base.name!r} is {one} and that of {other.name!r} {two}; sweep both with the "
+                f"same {flag}."
+            )
 
 
 def _part(base: Sweep, other: Sweep, resamples: int, seed: int) -> dict[str, Any]:

@@ -6,8 +6,17 @@ import torch
 from torch import Tensor
 
 from rcd.kernels import plain
-from rcd.kernels.plain import Normed, add_norm, expected_embedding, probabilities, project, rms_norm, rotate_store
-from rcd.kernels.plain import silu_mul, summarise
+from rcd.kernels.plain import (
+    Normed,
+    add_norm,
+    expected_embedding,
+    probabilities,
+    project,
+    rms_norm,
+    rotate_store,
+    silu_mul,
+    summarise,
+)
 
 __all__ = [
     "Normed", "add_norm", "added", "attend", "expected_embedding", "gated", "linear", "probabilities", "project",
@@ -17,7 +26,11 @@ __all__ = [
 
 def linear(x_NQD: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     value = x_NQD.finished() if isinstance(x_NQD, Normed) else x_NQD
-    return torch.stack([plain.linear(x, weight, bias) for x in value]) if len(value) > 1 else plain.linear(value, weight, bias)
+    return (
+        torch.stack([plain.linear(x, weight, bias) for x in value])
+        if len(value) > 1
+        else plain.linear(value, weight, bias)
+    )
 
 
 def added(

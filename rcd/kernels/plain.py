@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rcd.residual.product import product
 from rcd.residual.summary import expected_embedding, probabilities, project, summarise
 
 __all__ = [
@@ -38,8 +39,7 @@ class Normed(NamedTuple):
 
 
 def linear(x_NQD: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    value = x_NQD.finished() if isinstance(x_NQD, Normed) else x_NQD
-    return functional.linear(value, weight, bias)
+    return product(x_NQD.finished() if isinstance(x_NQD, Normed) else x_NQD, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

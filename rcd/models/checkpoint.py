@@ -3,6 +3,7 @@ without rcd.json, or a GGUF file. `rcd.models.writing` writes one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,15 +17,14 @@ from rcd.diffusion.attention import ATTENTION
 from rcd.errors import RCDError, first_line, unknown_name, whole
 from rcd.models import learnt
 from rcd.models import source as src
+from rcd.models.dtypes import pick_dtype as pick_dtype
 from rcd.models.family import FamilySpec
-from rcd.models.lm import DiffusionLM, WideNorm, ModelSettings
+from rcd.models.lm import DiffusionLM, ModelSettings, WideNorm
 from rcd.models.settings import RCDFile, resolve
 
 MASK_TEXT = "<|MASK|>"
 MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-DTYPES |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass
@@ -53,17 +53,6 @@ def pick_device(device: str | torch.device | None = "auto") -> torch.device:
         there += ["mps"] if torch.backends.mps.is_available() else []
         raise RCDError(f"the device {str(device)!r} cannot be used here; choose from: {', '.join(there)}.") from error
     return chosen
-
-
-def pick_dtype(dtype: str | torch.dtype | None, stored: torch.dtype, device: torch.device) -> torch.dtype:
-    """auto: as stored, but fp32 on a CPU, where half precision is several times slower."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype is None or dtype == "auto":
-        return torch.float32 if device.type == "cpu" else stored
-    if dtype not in DTYPES:
-        raise unknown_name("dtype", dtype, ["auto", *DTYPES])
-    return DTYPES[dtype]
 
 
 @dataclass
@@ -229,6 +218,7 @@ def _fill(
     """Put the tensors in place, each checked: known, of the right shape, finite, and none missing."""
     spec = model.spec
     wanted = {name: tuple(p.shape) for name, p in model.state_dict().items()}
+    parameters = sum(map(math.prod, wanted.values()))
     state: dict[str, Tensor] = {}
     stored: dict[str, torch.dtype] = {}
     for name, tensor in named:
@@ -250,7 +240,7 @@ def _fill(
             )
         check_finite(tensor, name, path)
         stored[name] = tensor.dtype
-        state[ours] = tensor.to(device=device, dtype=pick_dtype(dtype, tensor.dtype, device))
+        state[ours] = tensor.to(device=device, dtype=pick_dtype(dtype, tensor.dtype, device, parameters))
     tied = bool(getattr(model.backbone.config, "tie_word_embeddings", False))
     embeddings = state.get("backbone.embed_tokens.weight")
     if (

@@ -116,8 +116,8 @@ class DiffusionLM(nn.Module):
 
     @property
     def weights_version(self) -> tuple[Any, ...]:
-        """Another one after any weight has been moved, cast or replaced, or codebook or head edited: what is computed from
-        weights ahead of time (packed matrices, the codebook's directions) is then made anew."""
+        """Another one after any weight has been moved, cast or replaced, or codebook or head edited: what is
+        computed from weights ahead of time (packed matrices, the codebook's directions) is then made anew."""
         weight = self.codebook
         edits = sum(0 if one.is_inference() else one._version for one in (weight, self.head.weight))
         return weight.dtype, weight.device, edits, hash(tuple(each.data_ptr() for each in self.parameters()))

@@ -5,12 +5,15 @@ Shapes: B batch, L window, V vocabulary, D embedding.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from torch import Tensor
 
 from rcd.residual.context import soft_embedding, wide
+
+FEW = 16_384
+"""Of vocabularies up to this size, a row for every choice of ids to rule out is kept."""
 
 
 class Distribution:
@@ -61,8 +64,19 @@ class Distribution:
         return self if temperature == self.temperature else Distribution(self.logits, temperature)
 
 
+@cache
+def _ruled_out(size: int, ids: tuple[int, ...], kind: torch.dtype) -> Tensor:
+    """[V] 0, but -inf at the ids. One sum with it takes a third of the time of three small calls."""
+    with torch.inference_mode(False):
+        row = torch.zeros(size, dtype=kind)
+        row[[one for one in ids if one < size]] = float("-inf")
+    return row
+
+
 def without(logits: Tensor, ids: tuple[int, ...]) -> Tensor:
     """The logits with some ids ruled out."""
+    if ids and logits.device.type == "cpu" and logits.shape[-1] <= FEW:
+        return logits + _ruled_out(logits.shape[-1], ids, logits.dtype)
     for one in ids:
         outside = torch.arange(logits.shape[-1], device=logits.device) == one
         logits = logits.masked_fill(outside, float("-inf"))

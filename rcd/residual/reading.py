@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rcd.residual.chunked import Statistics, best, statistics
 from rcd.residual.distribution import Distribution
+from rcd.residual.product import product
 from rcd.residual.shortcut import Counts, Regression, delta
 from rcd.residual.summary import Summariser, Tail
 
@@ -83,9 +84,7 @@ class ChunkedReader:
 class Small(Distribution):
     """On a CPU, a small vocabulary, with as few calls as there can be: they cost more than what they compute."""
 
-    def __init__(
-        self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None, counts: list[int] | None = None
-    ):
+    def __init__(self, logits_BLV: Tensor, hidden_BLH: Tensor | None = None, counts: list[int] | None = None):
         super().__init__(logits_BLV)
         self._counts = counts
         z = logits_BLV.to(torch.promote_types(logits_BLV.dtype, torch.float32))
@@ -114,7 +113,7 @@ class Small(Distribution):
         if temperature != 1.0:
             return super().entropy_at(temperature)
         product = torch.linalg.vecdot(self._mass, self._shifted)
-        entropy = (self._log_total - product / self._total).clamp_min(0.0)
+        entropy = self._log_total - product / self._total
         ruled_out = entropy.isnan()  # 0 * -inf
         return torch.where(ruled_out, super().entropy_at(1.0), entropy) if bool(ruled_out.any()) else entropy
 
@@ -123,8 +122,12 @@ class Small(Distribution):
         kind, shape = codebook_VD.dtype, self._mass.shape[:-1]
         mass = self._mass.to(kind).flatten(0, -2)
         parts = [mass] if self._counts is None else [part for part in mass.split(self._counts) if len(part)]
-        found = torch.cat([part @ codebook_VD for part in parts]) if parts else mass @ codebook_VD
-        return (found.to(self._total.dtype) / self._total.flatten().unsqueeze(-1)).to(kind).view(*shape, codebook_VD.shape[1])
+        found = torch.cat([product(part, codebook_VD.t()) for part in parts]) if parts else mass @ codebook_VD
+        return (
+            (found.to(self._total.dtype) / self._total.flatten().unsqueeze(-1))
+            .to(kind)
+            .view(*shape, codebook_VD.shape[1])
+        )
 
 
 class Chunked(Distribution):

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rcd.residual.chunked import BLOCK, Statistics, windows
+from rcd.residual.product import product
 
 APART, TOGETHER = 0.0035, 0.0035
 """Bounds for what is left out, relative to delta: the part of which tokens' embeddings have nothing in common, and the
@@ -110,7 +111,7 @@ def delta(
     if len(places):
         z = logits_PV[places].to(read.normaliser.dtype)
         p = ((z if temperature == 1.0 else z / temperature) - read.normaliser[places, None]).exp_().to(kind)
-        out[places] = torch.stack([row @ codebook_VD for row in p]) if row_by_row else p @ codebook_VD
+        out[places] = torch.stack([row @ codebook_VD for row in p]) if row_by_row else product(p, codebook_VD.t())
     return out, Counts(len(out), len(places), len(p_K))
 
 

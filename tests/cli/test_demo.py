@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import rcd
 from rcd.cli import demo as cli
-from rcd.cli.live import SHADES, Canvas, counted, shade, strongest
+from rcd.cli.live import SHADES, Canvas, counted, shade
 from rcd.cli.main import app
 from rcd.data.tasks.base import problem
 from rcd.errors import RCDError
@@ -118,14 +118,15 @@ def test_numbers_in_the_picture_touch_nothing(monkeypatch: pytest.MonkeyPatch, t
 
 def test_the_strongest_residual_has_the_darkest_shade() -> None:
     capped = rcd.Residual(alpha_scale=4, alpha_most=0.25)
-    assert [shade(alpha, strongest(capped))[0] for alpha in (0.0, 0.01, 0.1, 0.15, 0.25)] == list(SHADES)
-    assert strongest(rcd.Residual()) == strongest(None) == 1.0
-    assert strongest(rcd.Residual(alpha="fixed", alpha_value=0.3)) == strongest(rcd.Residual(alpha_scale=0.3)) == 0.3
-    assert shade(0.0, strongest(rcd.Residual(alpha_most=0)))[0] == SHADES[0]
+    assert [shade(alpha, capped.strongest)[0] for alpha in (0.0, 0.01, 0.1, 0.15, 0.25)] == list(SHADES)
+    assert rcd.Residual().strongest == 1.0
+    assert rcd.Residual(alpha="fixed", alpha_value=0.3).strongest == rcd.Residual(alpha_scale=0.3).strongest == 0.3
+    assert shade(0.0, rcd.Residual(alpha_most=0).strongest)[0] == SHADES[0]
     model = rcd.load("bundled:llada-rcd", device="cpu")
-    canvas, seen = Canvas(model, strongest(model.resolve().carry)), ""
+    canvas, seen = Canvas(model, model.resolve().travelling.strongest), ""
     for event in model.stream(problem("sudoku", "test", 0).question):
-        canvas.see(event)
+        if isinstance(event, rcd.Step):
+            canvas.see(event)
         seen += canvas.text().plain
     assert SHADES[-1] in seen
 

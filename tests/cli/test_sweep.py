@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from rcd.carry.none import NoCarry
 from rcd.cli import sweep as cli
+from rcd.cli.flags import Given
 from rcd.cli.main import app
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
@@ -174,7 +175,7 @@ def test_a_broken_model_fails_alone_and_the_base_may_be_it(tmp_path: Path) -> No
 def test_carries_are_lines_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     named = [cli.name_of("bundled:llada-seqd"), cli.name_of("mine=bundled:llada-rcd")]
     carries = ["trained", "none", "residual,alpha_scale=0.5"]
-    entries = cli.entries_of(named, carries, None, {"max_new_tokens": None}, 99)
+    entries = cli.entries_of(named, carries, Given(), 99)
     assert [entry.name for entry in entries] == [
         "llada-seqd", "llada-seqd+residual,alpha_scale=0.5", "mine", "mine+none", "mine+residual,alpha_scale=0.5",
     ]  # fmt: skip

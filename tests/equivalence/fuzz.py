@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rcd.decode import blocks, simple
+from rcd.decode import flight, simple
 from rcd.decode import engine as engines
 from rcd.decode.config import DecodeConfig, capacity_for
 from rcd.decode.engine import Engine
@@ -37,12 +37,12 @@ MOST_PASSES = 1000
 @contextmanager
 def pieces_of(case: Case) -> Iterator[None]:
     """Prompts are read in pieces as long as the case wants them."""
-    before = blocks.PREFILL_TOKENS, engines.PIECE_BUDGET
-    blocks.PREFILL_TOKENS, engines.PIECE_BUDGET = case.piece, case.budget
+    before = flight.PREFILL_TOKENS, engines.PIECE_BUDGET
+    flight.PREFILL_TOKENS, engines.PIECE_BUDGET = case.piece, case.budget
     try:
         yield
     finally:
-        blocks.PREFILL_TOKENS, engines.PIECE_BUDGET = before
+        flight.PREFILL_TOKENS, engines.PIECE_BUDGET = before
 
 
 def engine_of(case: Case) -> Engine:

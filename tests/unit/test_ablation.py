@@ -225,7 +225,7 @@ def test_a_fully_masked_solution_is_read_as_decoding_reads_its_first_step(family
     config = DecodeConfig(max_new_tokens=8, carry=Residual())
     first = next(iter(model.stream(items[0].question, config)))
     assert isinstance(first, Step) and first.alpha is not None
-    text = first.alpha[0, -first.offsets[0] :][:4].double().numpy()  # three words and the end
+    text = first.alpha[-first.offset :][:4].double().numpy()  # three words and the end
     # 120 draws: t near 1 masks everything in some of them
     assert np.isclose(values[:, None], text, rtol=0, atol=1e-5).any(0).all()
 

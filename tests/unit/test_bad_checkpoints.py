@@ -112,7 +112,7 @@ def test_nan_logits_name_the_step() -> None:
     checkpoint = toy("sdar")
     with torch.no_grad():
         checkpoint.model.head.weight[5] = float("nan")
-    with pytest.raises(rcd.RCDError, match="NaN or inf at denoising step 1 of prompt 0"):
+    with pytest.raises(rcd.RCDError, match="NaN or inf at denoising step 1"):
         rcd.Pipeline(checkpoint).generate([1, 2, 3])
 
 

@@ -40,6 +40,16 @@ from rcd.models.toy import toy, toy_tokenizer
         ({"carry_scope": "page"}, "unknown carry_scope"),
         ({"eos_suppression": "yes"}, "unknown eos_suppression"),
         ({"confidence": "high"}, "unknown confidence"),
+        ({"engine": "fast"}, "DecodeConfig has no setting 'engine' any more: there is one decoder now; leave it out"),
+        ({"thresold": 0.5}, "DecodeConfig has no setting 'thresold' .did you mean 'threshold'"),
+        (
+            {"residual_scale": 1.5},
+            r"residual_scale must be in \[0, 1\], not 1.5; alpha_scale of the carry goes above 1",
+        ),
+        ({"logprobs": 21}, "logprobs must be a whole number from 0 to 20, not 21"),
+        ({"passes": "quick"}, "unknown passes"),
+        ({"stop": ("",)}, "a stop string is empty"),
+        ({"stop": "end"}, "stop must be"),
     ],
 )
 def test_bad_decode_settings(settings: dict[str, Any], match: str) -> None:

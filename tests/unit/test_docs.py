@@ -45,10 +45,11 @@ def test_the_paper_map_has_every_label_of_the_papers_tables_and_figures() -> Non
 def test_every_flag_that_the_readme_shows_exists() -> None:
     from typer.main import get_command
 
+    from rcd.cli.flags import completed
     from rcd.cli.main import app
 
     known = {"--version", "--help"}
-    commands = list(get_command(app).commands.values())  # type: ignore[attr-defined]
+    commands = [completed(name, command) for name, command in get_command(app).commands.items()]  # type: ignore[attr-defined]
     for command in commands:
         commands.extend(getattr(command, "commands", {}).values())  # `rcd bench` is a group
         for parameter in command.params:

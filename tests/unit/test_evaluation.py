@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -111,7 +112,8 @@ def test_a_kill_loses_no_item_and_counts_none_twice(
     held = (folder / "records.jsonl").read_text()
     assert len(read_records(folder)) == held.count("\n") == after
     run(pipeline, folder)
-    assert told(folder) == told(whole) and (folder / "records.jsonl").read_text().startswith(held)
+    kept = (folder / "records.jsonl").read_text().splitlines()
+    assert told(folder) == told(whole) and set(held.splitlines()) <= set(kept)  # those are not decoded again
 
 
 def test_other_settings_are_refused_in_the_same_folder(pipeline: rcd.Pipeline, whole: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_run_says_on_what_it_was_made(pipeline: rcd.Pipeline, whole: Path, tmp
     assert summary(whole)["made_on"] == [here] == read_run(whole)["made_on"]
     folder = tmp_path / "two"
     run(pipeline, folder, ITEMS[:1])
-    other = read_run(folder) | {"made_on": [{"device": "cuda", "dtype": "bfloat16"}]}
+    other = read_run(folder) | {"made_on": [{"device": "cuda", "dtype": "float32"}]}
     (folder / "run.json").write_text(json.dumps(other))
     assert run(pipeline, folder, ITEMS[:1])["made_on"] == other["made_on"], "nothing was answered here"
     assert run(pipeline, folder)["made_on"] == [*other["made_on"], here]
@@ -226,3 +228,68 @@ def test_a_record_goes_through_json() -> None:
     record = Record("a", 0, "words", "p\n", "o\u2028", "1", True, 3, 2, 4, 0.5, "eos")
     assert Record(**json.loads(json.dumps(asdict(record), ensure_ascii=False))) == record
     assert replace(record, sample=1).key == ("a", 1)
+
+
+def of_before(run: dict[str, Any], dtypes: list[str], delta: str | None = None) -> dict[str, Any]:
+    """A run.json as the version with two decoders wrote it."""
+    decode = {key: value for key, value in run["decode"].items() if key not in ("stop", "stop_ids", "residual_scale")}
+    decode |= {"engine": "fast", "delta": delta, "delta_tokens": 32, "delta_rank": 4}
+    made_on = [{"device": "cpu", "dtype": dtype} for dtype in dtypes]
+    kept = {key: value for key, value in run.items() if key not in ("dtype", "delta")}
+    return {**kept, "decode": decode, "made_on": made_on}
+
+
+def copied(whole: Path, folder: Path, lines: int, run: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(run))
+    text = (whole / "records.jsonl").read_text().splitlines(keepends=True)
+    (folder / "records.jsonl").write_text("".join(text[:lines]))
+    return folder
+
+
+def test_a_folder_of_the_version_before_goes_on_and_is_compared(
+    pipeline: rcd.Pipeline, whole: Path, tmp_path: Path
+) -> None:
+    assert (read_run(whole)["dtype"], read_run(whole)["delta"]) == ("float32", "exact")
+    assert not {"oracle", "passes", "batch_invariant", "logprobs"} & set(read_run(whole)["decode"])
+    old = copied(whole, tmp_path / "old", 4, of_before(read_run(whole), ["float32"]))
+    assert run(pipeline, old)["complete"] and told(old) == told(whole)
+    assert read_run(old) == read_run(whole), "from here on it says all"
+    full = copied(whole, tmp_path / "full", 6, of_before(read_run(whole), ["float32"]))
+    assert compare_runs(whole, full)["difference"] == 0 == compare_runs(full, full)["difference"]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "delta", "resumed", "compared"),
+    [
+        (["bfloat16"], None, "dtype: 'bfloat16' -> 'float32'", "in bfloat16 and .* in float32; .* same --dtype"),
+        (["bfloat16", "float32"], None, "dtype: 'bfloat16 and float32'", "answered in bfloat16 and float32, so"),
+        ([], None, "dtype: None -> 'float32'", "does not say in which dtype"),
+        (["float32"], "kept", "delta: 'kept' -> 'exact'", "delta is kept in .* and exact in .*; .* same --set delta"),
+    ],
+)
+def test_answers_computed_in_another_way_are_refused(
+    pipeline: rcd.Pipeline, whole: Path, tmp_path: Path, dtypes: list[str], delta: str | None, resumed: str,
+    compared: str,
+) -> None:  # fmt: skip
+    old = copied(whole, tmp_path / "old", 6, of_before(read_run(whole), dtypes, delta))
+    with pytest.raises(RCDError, match=resumed):
+        run(pipeline, old)
+    with pytest.raises(RCDError, match=compared):
+        compare_runs(old, whole)
+
+
+def test_a_delta_that_no_carry_reads_is_none(pipeline: rcd.Pipeline, whole: Path, tmp_path: Path) -> None:
+    run(pipeline, tmp_path / "plain", config=DecodeConfig(threshold=0.8, carry="none", delta="kept"))
+    run(pipeline, tmp_path / "kept", config=DecodeConfig(threshold=0.8, delta="kept"))
+    assert read_run(tmp_path / "plain")["delta"] is None and read_run(tmp_path / "kept")["delta"] == "kept"
+    assert compare_runs(tmp_path / "plain", whole)["base"]["items"] == 6
+    with pytest.raises(RCDError, match=r"delta is exact in .* and kept in"):
+        compare_runs(whole, tmp_path / "kept")
+
+
+def test_seconds_are_shares_of_the_time(pipeline: rcd.Pipeline, tmp_path: Path) -> None:
+    began = time.perf_counter()
+    figures = run(pipeline, tmp_path / "timed", batch=3)
+    assert 0 < figures["seconds"] <= time.perf_counter() - began
+    assert all(record.seconds > 0 for record in read_records(tmp_path / "timed"))

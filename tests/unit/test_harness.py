@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,16 +14,15 @@ from typer.testing import CliRunner
 import rcd
 from rcd.carry.base import Carry
 from rcd.carry.none import NoCarry
+from rcd.carry.parse import parse_carry
 from rcd.carry.residual import Residual
 from rcd.cli.main import app
 from rcd.data.tasks.base import problems
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate import harness
-from rcd.evaluate.early import CUT, until_enough
 from rcd.evaluate.evaluation import evaluate
 from rcd.evaluate.requests import Answerer
-from rcd.evaluate.sweep import steps_of
 from rcd.models.toy import toy, toy_tokenizer
 from tests.processes import finish, two_processes
 
@@ -80,8 +78,9 @@ def test_a_text_ends_before_the_first_of_the_stop_strings(pipeline: rcd.Pipeline
     )
     assert "Answer: " in whole and whole == none
     assert stopped == whole[: whole.index("=")] and other == whole[: whole.index("Answer")]
-    assert [row.stop_reason for row in asked.told] == ["eos", "stop", "stop", "eos"]
-    full, first, second, _ = asked.told
+    told = sorted(asked.told, key=lambda row: row.sample)  # they are told as they end
+    assert [row.stop_reason for row in told] == ["eos", "stop", "stop", "eos"]
+    full, first, second, _ = told
     assert full.kept_tokens == full.tokens and 0 < first.kept_tokens < first.tokens < full.tokens
     assert first.steps < full.steps and first.kept_tokens < second.kept_tokens < full.tokens, "decoding stopped, too"
     assert (
@@ -99,31 +98,32 @@ def test_a_stop_string_that_is_a_special_token_stops_although_the_text_hides_it(
 
 @pytest.mark.parametrize("family", ["sdar", "llada"])
 @pytest.mark.parametrize("carry", [NoCarry(), Residual(start="self"), Residual(start="reference")])
-def test_an_answer_that_is_cut_off_is_the_beginning_of_the_whole_one(family: str, carry: Carry) -> None:
-    """With the same steps, and with the passes that a shorter text has which ends with the same block."""
+def test_an_answer_that_a_stop_string_ends_is_the_beginning_of_the_whole_one(family: str, carry: Carry) -> None:
+    """With the counts that the engine gives, and the figures of its tokens."""
     shape = {"spread": 6.0, "tokenizer": toy_tokenizer(128), "block_length": 4}
     model, second = (rcd.Pipeline(toy(family, seed=seed, **shape)) for seed in (1, 2))
-    prompts = model.encode(["the old fox runs", "one two three four five six"])
-    config = DecodeConfig(max_new_tokens=16, block_length=4, threshold=1.0, carry=carry, eos_early_stop=False)
-    seeds = [3, 4]
+    config = DecodeConfig(max_new_tokens=16, block_length=4, threshold=1.0, carry=carry)
+    asked = Answerer(model, config, reference=second)
+    texts = ["the old fox runs", "one two three four five six"]
+    whole = asked.answer([request(number, text) for number, text in enumerate(texts)])
+    words = [text.split() for text in whole]
+    stops = [f" {parts[len(parts) // 2]}" for parts in words]
+    pairs = list(zip(texts, stops, strict=True))
+    cut = asked.answer([request(number, text, until=[stop]) for number, (text, stop) in enumerate(pairs)])
+    rows = {(row.doc_id, k): row for k, part in enumerate((asked.told[:2], asked.told[2:])) for row in part}
+    for number, stop in enumerate(stops):
+        full, short = rows[number, 0], rows[number, 1]
+        assert cut[number] == whole[number][: whole[number].index(stop)]
+        assert short.stop_reason == "stop" and short.kept_tokens < short.tokens <= full.tokens
+        assert short.steps <= full.steps and short.forwards <= full.forwards
 
-    def cut_off(wanted: int, chosen: list[list[int]], drawn: list[int]) -> Any:
-        return until_enough(
-            model, chosen, config, lambda row, ids: len(ids) >= wanted, seeds=drawn, reference=second
-        )  # fmt: skip
 
-    pairs = zip(prompts, seeds, strict=True)
-    whole = [model.generate([text], config, seeds=[seed], reference=second).results[0] for text, seed in pairs]
-    for wanted in (3, 8, 99):
-        for one, found in zip(whole, cut_off(wanted, prompts, seeds), strict=True):
-            assert found.ids == one.ids[: len(found.ids)] and len(found.ids) >= min(wanted, len(one.ids))
-            assert (found.stop_reason == CUT) == (len(one.ids) > wanted) == (found.forwards < one.forwards)
-        (alone,) = cut_off(wanted, prompts[:1], seeds[:1])
-        assert steps_of(alone) <= steps_of(whole[0])
-    if family == "sdar":
-        (alone,) = cut_off(8, prompts[:1], seeds[:1])
-        short = model.generate(prompts[:1], replace(config, max_new_tokens=8), seeds=seeds[:1], reference=second)
-        assert (steps_of(alone), alone.forwards) == (steps_of(short.results[0]), short.results[0].forwards)
+def test_more_and_longer_stop_strings_than_a_request_may_have_cut_the_text_as_well(pipeline: rcd.Pipeline) -> None:
+    asked = Answerer(pipeline, DecodeConfig(stop=("=",)))
+    many = [f"absent {number}" for number in range(20)]
+    texts = asked.answer([request(0, until=[*many, "-"]), request(0, until=["x" * 300]), request(0, stop=["Answer"])])
+    assert texts[0] == texts[1] == texts[2] and "=" not in texts[0]
+    assert {row.stop_reason for row in asked.told} == {"stop"}
 
 
 def test_padding_of_several_processes_is_answered_without_decoding(pipeline: rcd.Pipeline) -> None:
@@ -168,7 +168,7 @@ def test_repeats_of_a_document_are_samples_of_their_own(pipeline: rcd.Pipeline) 
     asked = Answerer(pipeline, DecodeConfig(threshold=1.0))
     one = request(0, sample_of=4, do_sample=True, temperature=3.0)
     assert len(set(asked.answer([one] * 4))) > 1
-    assert [row.sample for row in asked.told] == [0, 1, 2, 3]
+    assert sorted(row.sample for row in asked.told) == [0, 1, 2, 3]
 
 
 def test_a_length_beyond_the_context_is_capped_with_one_note(
@@ -209,15 +209,15 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_decoded(pipeli
 
 def test_a_carry_is_named_with_colons_or_commas_or_as_a_dict(pipeline: rcd.Pipeline) -> None:
     trained = pipeline.checkpoint.rcd.carry
-    assert harness.carry_of(None, trained) is None
-    own: Any = harness.carry_of("trained", trained)
-    changed: Any = harness.carry_of("residual:t_res=0.9:start=self", trained)
-    assert changed == harness.carry_of("trained,t_res=0.9,start=self", trained)
-    assert changed == harness.carry_of({"name": "residual", "t_res": 0.9, "start": "self"}, trained)
+    assert parse_carry(None, trained) is None
+    own: Any = parse_carry("trained", trained)
+    changed: Any = parse_carry("residual:t_res=0.9:start=self", trained)
+    assert changed == parse_carry("trained,t_res=0.9,start=self", trained)
+    assert changed == parse_carry({"name": "residual", "t_res": 0.9, "start": "self"}, trained)
     assert (own.alpha_scale, changed.alpha_scale, changed.t_res, changed.start) == (4, 4, 0.9, "self")
-    assert harness.carry_of(changed, None) is changed and type(harness.carry_of("none", trained)).__name__ == "NoCarry"
-    with pytest.raises(RCDError, match="NAME:setting=value"):
-        harness.carry_of("residual:start", trained)
+    assert parse_carry(changed, None) is changed and type(parse_carry("none", trained)).__name__ == "NoCarry"
+    with pytest.raises(RCDError, match="'start' should be key=value"):
+        parse_carry("residual:start", trained)
 
 
 def test_without_lm_eval_the_module_is_imported_and_says_what_to_install(tmp_path: Path) -> None:

@@ -230,3 +230,16 @@ def test_logits_that_are_a_part_of_wider_ones() -> None:
     one, other = (ChunkedReader()(given[None]) for given in (part, part.contiguous()))
     assert torch.equal(one.best((0,)), other.best((0,)))
     assert torch.equal(one.entropy_at(1.0), other.entropy_at(1.0))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("ids", [(), (3,), (0, 99), (150,)])
+def test_ids_are_ruled_out_to_the_last_bit(ids: tuple[int, ...], kind: torch.dtype) -> None:
+    """An id beyond the vocabulary rules out nothing."""
+    logits = normal(2, 5, 100).to(kind)
+    logits[0, 0] = float("nan")
+    want = logits.clone()
+    want[..., [one for one in ids if one < 100]] = float("-inf")
+    found = without(logits, ids)
+    assert found.dtype == kind
+    assert torch.equal(found.nan_to_num(7.0)[0, 1:], want.nan_to_num(7.0)[0, 1:]) and torch.equal(found[1], want[1])

@@ -1,4 +1,4 @@
-"""Recall@k over denoising steps (fig:recall), and the witness that shows a step's predictions."""
+"""Recall@k over denoising steps (fig:recall), and the probe that shows a step's predictions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections import defaultdict
 
 import pytest
 import torch
+from torch import Tensor
 
 from rcd.api import Pipeline
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Finished, Step
+from rcd.decode.probe import Look
 from rcd.errors import RCDError
+from rcd.evaluate.answering import answers
 from rcd.evaluate.recall import lines, recall
-from rcd.evaluate.watching import Look, _together, watch
 from tests.conftest import FAMILIES, exact
 
 PROMPTS = [[5, 9, 2], [7, 1, 1, 4, 8, 30, 2, 11], [3], [40, 41, 42, 43, 44]]
@@ -49,55 +51,51 @@ def test_recall_at_one_is_the_share_of_drafts_that_stay(models: dict[str, Pipeli
             if isinstance(event, Step):
                 kept[row].append(event)
                 continue
+            assert isinstance(event, Finished)
             for step in kept[row]:
-                place = torch.arange(step.draft.shape[1]) + step.offsets[0]
-                there = ~step.confidence[0].isnan() & (place >= 0) & (place < len(event.ids))
-                hits += int((step.draft[0][there] == torch.tensor(event.ids)[place[there]]).sum())
+                place = torch.arange(len(step.draft)) + step.offset
+                there = ~step.confidence.isnan() & (place >= 0) & (place < len(event.ids))
+                hits += int((step.draft[there] == torch.tensor(event.ids)[place[there]]).sum())
                 masks += int(there.sum())
     found = recall(models[family], PROMPTS, CONFIG, (1,))
     assert found["masks"] == masks and found["mean"]["1"] == hits / masks
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_watching_changes_nothing_and_a_batch_shows_what_its_rows_show(
-    models: dict[str, Pipeline], family: str
-) -> None:
+def test_a_probe_changes_nothing_and_a_batch_shows_what_its_rows_show(models: dict[str, Pipeline], family: str) -> None:
     model = models[family]
-    config = model.resolve(CONFIG, max(map(len, PROMPTS)))
-    rows = list(range(len(PROMPTS)))
-    apart, together = (
-        _collected(events)
-        for events in (watch(model, PROMPTS, CONFIG), _together(model, list(PROMPTS), rows, config, None))
-    )
-    for row in rows:
-        plain = model.generate([PROMPTS[row]], CONFIG).results[0]
+    apart, together = (_shown(model, batch) for batch in (1, 4))
+    for row, prompt in enumerate(PROMPTS):
+        plain = model.generate([prompt], CONFIG).results[0]
         assert plain.ids == apart[row][1] == together[row][1]
         assert len(apart[row][0]) == len(together[row][0]) == plain.denoising_steps
-        for a, b in zip(apart[row][0], together[row][0], strict=True):
-            assert a[0] == b[0]
-            for one, other in zip(a[1:], b[1:], strict=True):
-                torch.testing.assert_close(one, other, rtol=0, atol=1e-8)
+        for one, other in zip(apart[row][0], together[row][0], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def _collected(events: object) -> dict[int, tuple[list[tuple], list[int]]]:
+def _shown(model: Pipeline, batch: int) -> dict[int, tuple[list[tuple[Tensor, ...]], list[int]]]:
     """Row -> (what each of its steps showed, its tokens)."""
-    shown: dict[int, list[tuple]] = defaultdict(list)
-    done = {}
-    for look in events:  # type: ignore[attr-defined]
-        if isinstance(look, Finished):
-            done[look.row] = (shown[look.row], look.ids)
-            continue
-        assert isinstance(look, Look)
-        for k, row in enumerate(look.event.rows):
-            there = look.masked[k]
-            shown[row].append((look.number[k], look.logits[k][there], look.inputs[k][there], look.hidden[k][there]))
-    return done
+    shown: dict[int, list[tuple[Tensor, ...]]] = defaultdict(list)
+
+    def probe(look: Look) -> None:
+        there = look.masked
+        shown[look.row].append((look.places, look.logits[there], look.inputs[there], look.hidden[there]))
+
+    found = answers(model, PROMPTS, CONFIG, batch=batch, probe=probe)
+    return {each.number: (shown[each.number], each.generation.ids) for each in found}
 
 
 def test_steps_are_counted_in_the_block(models: dict[str, Pipeline]) -> None:
     config = DecodeConfig(max_new_tokens=24, threshold=1.0, eos_early_stop=False)
     found = recall(models["sdar"], [PROMPTS[1]], config, (1,))
     assert [row["step"] for row in found["steps"]] == list(range(1, 9))  # blocks of 8
+
+
+def test_a_canvas_of_blocks_is_shown_as_a_whole_without_a_carry_too(models: dict[str, Pipeline]) -> None:
+    config = DecodeConfig(max_new_tokens=16, block_length=4, threshold=1.0, carry="none")
+    plain = models["llada"].generate(PROMPTS, config).results
+    found = recall(models["llada"], PROMPTS, config, (1,))["steps"]
+    assert found[0]["masks"] == sum(answer.tokens for answer in plain) and found[0]["texts"] == len(PROMPTS)
 
 
 @pytest.mark.parametrize("ks", [(), (0,), (129,), (2000,), (1.5,)])

@@ -1,0 +1,41 @@
+"""The rules of D2F (Discrete Diffusion Forcing): which blocks are in flight, and what each commits at least; and how a
+prompt is cut into passes. `blockwise` is one block in flight.
+
+Shapes: B rows, N blocks.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rcd.decode.config import DecodeConfig
+from rcd.diffusion.commit import quota
+
+PREFILL_TOKENS = 512
+"""Prompt tokens of one prefill pass, at most (or one block): the longest that a step of the others waits."""
+
+
+def prefill_piece(unit: int) -> int:
+    """Whole blocks of so many tokens."""
+    return max(1, PREFILL_TOKENS // unit) * unit
+
+
+def decoded_share(total: Tensor, left: Tensor) -> Tensor:
+    """The part of a block's masks that is decoded; all of it where it had none."""
+    return torch.where(total > 0, (total - left) / total.clamp_min(1), 1.0)
+
+
+def another(share_B: Tensor, flying_B: Tensor, more_B: Tensor, config: DecodeConfig) -> Tensor:
+    """[B] the rows that get one more block: enough of the last one is decoded (`share`), there is room beside those in
+    flight, and there are `more`."""
+    return (share_B >= config.block_add_threshold) & (flying_B < config.blocks_in_flight) & more_B
+
+
+def least(share_BN: Tensor, flying_BN: Tensor, step_BN: Tensor, steps_B: Tensor, config: DecodeConfig) -> Tensor:
+    """[B, N] what each block commits at least: its share of the steps once enough of its left neighbour is decoded
+    (the first block's always is), nothing before."""
+    neighbour = torch.cat((torch.ones_like(share_BN[:, :1]), share_BN[:, :-1]), dim=1)
+    active = flying_BN & (neighbour >= config.decoded_token_threshold)
+    whole = torch.full_like(step_BN, config.block)
+    return quota(whole, torch.where(steps_B > 0, steps_B, config.block)[:, None], step_BN) * active

@@ -1,0 +1,80 @@
+"""A submitted request as its caller has it."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from rcd.decode.events import Event, Failed, Finished, Step
+from rcd.decode.requests import Request
+from rcd.errors import RCDError, first_line
+
+
+class Canceller(Protocol):
+    def cancel(self, handle: Handle) -> None: ...
+
+
+Events = queue.SimpleQueue[Event | BaseException]
+
+
+class Handle:
+    """One submitted request: its events, in order; its answer; its cancellation. Safe from any thread."""
+
+    def __init__(self, request: Request, loop: Canceller, events: Events | None = None):
+        """`events`: a queue that several requests share."""
+        self.request, self._loop = request, loop
+        self._events: Events = queue.SimpleQueue() if events is None else events
+        self.row = -1
+        self.done = False
+        """Whether its last event is there."""
+
+    def __iter__(self) -> Iterator[Event]:
+        """Steps, if the request wants them, and last a Finished or a Failed. Leaving the iteration cancels."""
+        return follow([self], self._events)
+
+    def result(self) -> Finished:
+        """The answer; a failure is raised."""
+        for event in self:
+            if isinstance(event, Failed):
+                raise RCDError(event.message)
+            if isinstance(event, Finished):
+                return event
+        raise RCDError("the request was cancelled.")
+
+    def cancel(self) -> None:
+        """Free its row at the next step. A request that is done stays so."""
+        if not self.done:
+            self._loop.cancel(self)
+
+    def put(self, event: Event | BaseException) -> None:
+        if not self.done:
+            self.done = not isinstance(event, Step)
+            self._events.put(event)
+
+
+def follow(handles: Sequence[Handle], events: Events) -> Iterator[Event]:
+    """What requests with one queue tell, until the last one is done. Leaving the iteration cancels what is left."""
+    left = len(handles)
+    try:
+        while left:
+            event = events.get()
+            if isinstance(event, BaseException):
+                raise lost(event)
+            yield event
+            left -= not isinstance(event, Step)
+    finally:
+        for handle in handles:
+            handle.cancel()
+
+
+def lost(error: BaseException) -> RCDError:
+    """What a caller hears of a failure that is not the request's."""
+    if isinstance(error, RCDError):
+        return error
+    found = RCDError(
+        f"decoding stopped ({type(error).__name__}: {first_line(error)}) and this request was lost; try it again, and "
+        "please report it if it stops again."
+    )
+    found.__cause__ = error
+    return found

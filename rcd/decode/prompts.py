@@ -1,0 +1,68 @@
+"""Reading prompts, piece by piece, between the steps of the rows that decode already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rcd.decode.model import SlotModel
+from rcd.decode.requests import Serving
+from rcd.decode.rows import Rows
+from rcd.decode.slots import Slots
+
+PIECE_BUDGET = 512
+"""Prompt tokens that are read between two steps of the rows that decode (or one piece that cannot be cut)."""
+
+
+def sent(values: Sequence[int], device: torch.device) -> Tensor:
+    """Whole numbers on the device, without waiting for it."""
+    here: Any = torch.tensor(values, dtype=torch.long)
+    moved: Tensor = here.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else here.to(device)
+    return moved
+
+
+class PromptReader:
+    """Stores what stands before the first decoded blocks, in the caches of the `models`."""
+
+    def __init__(self, models: Sequence[SlotModel], rows: Rows):
+        self.models, self.rows, self.device = models, rows, rows.active.device
+        self.reading = -1
+        """The row whose prompt is read."""
+
+    def read(self, serving: Mapping[int, Serving], budget: int | None) -> None:
+        """At most so many tokens, or one piece more; None: all. Where no row waits for its step, there is no bound."""
+        reading = [(row, one) for row, one in serving.items() if one.pieces is not None]
+        if len(reading) == len(serving):
+            budget = None
+        for row, one in reading:
+            while one.pieces is not None:
+                if budget is not None and budget <= 0:
+                    return
+                self.reading = row
+                tokens = self.read_on(row, one)
+                budget = None if budget is None else budget - tokens
+
+    def read_on(self, row: int, one: Serving) -> int:
+        """Read the next piece of a prompt; returns its tokens. The row takes steps when there is none left."""
+        assert one.pieces is not None
+        tokens = 0
+        if one.piece is not None:
+            start, end, unit = one.piece
+            position = torch.arange(start, end, device=self.device)
+            seen = ((position // unit + 1) * unit).clamp_max(end).int()[None]
+            ids, at = sent(one.prompt[start:end], self.device)[None], sent([start], self.device).int()
+            for model in self.models:
+                model.plain(ids, Slots(sent([row], self.device).int(), at, seen))
+            one.prefills, tokens, one.piece = one.prefills + 1, end - start, next(one.pieces, None)
+        if one.piece is None:
+            self.begin(row, one)
+        return tokens
+
+    def begin(self, row: int, one: Serving) -> None:
+        """From here on the row takes steps."""
+        one.pieces = None
+        self.rows.serial[row].fill_(one.serial)
+        self.rows.active[row].fill_(True)

@@ -1,0 +1,63 @@
+"""What stays the same over an engine's life, and what the requests that it serves ask for beside tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from rcd.carry.base import Carry
+from rcd.decode.config import DecodeConfig
+from rcd.models.lm import ModelSettings
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the requests that are served ask for beside the tokens: what nobody asks for costs nothing."""
+
+    draws: bool = False
+    top_k: int = 0
+    """The largest."""
+    top_p: bool = False
+    sorts: bool = False
+    """Whether some row has a top_p and no top_k."""
+    scaled: bool = False
+    """Whether any residual is scaled."""
+    logprobs: int | None = None
+    """Alternatives of every token."""
+    watched: bool = False
+    """Whether a row tells its steps."""
+    probed: bool = False
+
+    def join(self, other: Features) -> Features:
+        best = max(-1 if one.logprobs is None else one.logprobs for one in (self, other))
+        return Features(
+            self.draws or other.draws, max(self.top_k, other.top_k), self.top_p or other.top_p,
+            self.sorts or other.sorts, self.scaled or other.scaled, None if best < 0 else best,
+            self.watched or other.watched, self.probed or other.probed,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What stays the same over an engine's life."""
+
+    config: DecodeConfig
+    carry: Carry
+    model: ModelSettings
+    device: torch.device
+    revises: bool = False
+    """Whether the commit rule may also replace tokens of an unfinished block."""
+
+    @property
+    def b(self) -> int:
+        return self.config.block
+
+    @property
+    def starts(self) -> bool:
+        """Whether a block's carry starts by more than being nothing."""
+        return self.carry.start_pass != "none" or self.carry.start_draws
+
+    @property
+    def early(self) -> bool:
+        return self.config.eos_early_stop

@@ -1,0 +1,61 @@
+"""`python scripts/settings_tables.py`: write docs/decoding.md's tables of settings from the settings themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rcd.carry.residual import Residual
+from rcd.decode.config import DecodeConfig, RequestSettings
+from rcd.settings import Entry, entries
+
+PAGE = Path(__file__).parent.parent / "docs" / "decoding.md"
+BEGIN, END = "<!-- settings: written by scripts/settings_tables.py -->", "<!-- settings: end -->"
+
+
+def text() -> str:
+    """The tables, as they stand between the two marks."""
+    own = {entry.name for entry in entries(RequestSettings)}
+    engine = [entry for entry in entries(DecodeConfig) if entry.name not in own]
+    parts = [
+        ("Of a request: requests with different ones share a batch.", entries(RequestSettings)),
+        ("Of the decoder: requests with different ones are decoded apart.", engine),
+        ("Of the carry `residual`, by `Residual(...)`, `--carry residual,setting=value` or flags.", entries(Residual)),
+    ]
+    return "\n\n".join(f"{title}\n\n{table(found)}" for title, found in parts)
+
+
+def table(found: list[Entry]) -> str:
+    rows = ["| setting | default | must be | what it is |", "|---|---|---|---|"]
+    rows += [f"| `{one.name}` | {_plain(one.default)} | {_must(one)} | {one.help} |" for one in found]
+    return "\n".join(rows)
+
+
+def _plain(value: Any) -> str:
+    if value is None or value == ():
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, int | float) else f"`{value}`"
+
+
+def _must(entry: Entry) -> str:
+    if entry.must:
+        return entry.must
+    if entry.choices is not None:
+        return " or ".join(f"`{choice}`" for choice in entry.choices)
+    kinds = {bool: "yes or no", tuple[str, ...]: "texts", tuple[int, ...]: "token ids"}
+    if entry.name == "seed":
+        return "a whole number from 0 to 2^63 - 1"
+    return kinds.get(entry.type, entry.bounds)
+
+
+def written(page: str) -> str:
+    """The page with today's tables."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{text()}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
