@@ -268,7 +268,8 @@ def test_a_pipeline_that_nobody_has_goes_away() -> None:
     own.loop = loop
     own.generate(PROMPTS, CHOSEN)
     model = weakref.ref(own.model)
-    until(lambda: loop._thread is None)
+    while loop._thread is not None:
+        time.sleep(0.001)
     del own, loop
     gc.collect()
     assert model() is None
