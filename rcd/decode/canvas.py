@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rcd.carry.base import CarryState, places
-from rcd.decode.config import CACHED
+from rcd.decode.config import CACHED, canvas_length
 from rcd.decode.requests import Serving, Size, rounded
 from rcd.decode.rows import (
     Pass,
@@ -30,6 +29,7 @@ from rcd.decode.rows import (
     chosen,
     finish,
     hand_on,
+    in_blocks,
     move,
     picked,
     report,
@@ -39,12 +39,6 @@ from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
 from rcd.decode.terms import Terms
 from rcd.diffusion.commit import quota
-
-
-def canvas_length(needed: int) -> int:
-    """Up to a multiple of 8, or of a sixteenth of the power of two below: few lengths, and little in vain."""
-    unit = max(8, 1 << max(0, needed.bit_length() - 5))
-    return -(-needed // unit) * unit
 
 
 def bidirectional(terms: Terms, capacity: int) -> Canvas:
@@ -227,7 +221,7 @@ class Canvas:
     def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]:
         """(states, what they are) of a start [1, answer] that was drawn: all blocks', or the current one's."""
         blocks = -(-state.tensors()[0].shape[1] // self.terms.b)
-        apart = state.with_tensors([_in_blocks(each, self.terms.b) for each in state.tensors()])
+        apart = state.with_tensors([in_blocks(each, self.terms.b) for each in state.tensors()])
         first = row * self.states
         if self.carried:
             return torch.arange(first, first + blocks, device=rows.start.device), apart
@@ -303,10 +297,3 @@ class Canvas:
             row.int(), start.int(), end.int().contiguous(), places=(slot, inside), sources=sources, looking=looking
         )
         return rows.text[row[:, None], position], slots
-
-
-def _in_blocks(value: Tensor, b: int) -> Tensor:
-    """[1, L, ...] as [blocks, b, ...], the last one filled up with 0."""
-    short = -value.shape[1] % b
-    widths = [0, 0] * (value.dim() - 2) + [0, short]
-    return functional.pad(value, widths).unflatten(1, (-1, b)).squeeze(0)

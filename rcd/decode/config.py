@@ -45,6 +45,12 @@ def rounded_length(length: int) -> int:
     return 3 * power // 4 if 3 * power // 4 >= max(length, 16) else power
 
 
+def canvas_length(needed: int) -> int:
+    """Up to a multiple of 8, or of a sixteenth of the power of two below: few lengths, and little in vain."""
+    unit = max(8, 1 << max(0, needed.bit_length() - 5))
+    return -(-needed // unit) * unit
+
+
 def capacity_for(needed: int, config: DecodeConfig, model: ModelSettings) -> int:
     """Positions of an engine's row for texts that need so many: rounded up, so that a slightly longer text needs no new
     engine."""

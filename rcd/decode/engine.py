@@ -41,16 +41,9 @@ class Engine:
     stop strings."""
 
     def __init__(
-        self,
-        model: DiffusionLM,
-        config: DecodeConfig,
-        *,
-        rows: int,
-        capacity: int,
-        reference: DiffusionLM | None = None,
-        graphs: bool | None = None,
-        text: Text | None = None,
-    ):
+        self, model: DiffusionLM, config: DecodeConfig, *, rows: int, capacity: int,
+        reference: DiffusionLM | None = None, graphs: bool | None = None, text: Text | None = None,
+    ):  # fmt: skip
         if not isinstance(model, DiffusionLM):
             raise RCDError(f"an engine is made of a model, such as pipeline.model, not of a {type(model).__name__}.")
         if None in (config.window, config.block_length) or isinstance(config.carry, str | None):
@@ -94,8 +87,6 @@ class Engine:
         """Steps launched that the host has not heard of."""
         self._serials = itertools.count()
         self._rate = 1.0
-
-    # -- who is served -------------------------------------------------------------------------------------------
 
     @property
     def free(self) -> int:
@@ -181,8 +172,6 @@ class Engine:
         for row in list(self.serving):
             self.drop(row)
 
-    # -- one turn ------------------------------------------------------------------------------------------------
-
     @torch.inference_mode()
     def turn(self) -> list[Event]:
         """Read on in the prompts, launch a step, and hear of the one before."""
@@ -227,10 +216,10 @@ class Engine:
                     yield failed
             yield from self.turn()
 
+    @torch.inference_mode()
     def prefill_all(self) -> None:
         """Read every prompt to its end, before any step."""
-        with torch.inference_mode():
-            self.prompts.read(self.serving, None)
+        self.prompts.read(self.serving, None)
 
     def deciding(self) -> dict[int, Serving]:
         """The rows that take steps."""

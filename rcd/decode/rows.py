@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rcd.carry.base import CarryState
 from rcd.decode.request_settings import MOST_STOP_IDS
@@ -265,3 +266,10 @@ def chosen(rows: Rows, on: Tensor, served: int) -> tuple[Tensor, Tensor]:
     on = on & (rank < served)
     row = torch.full((served + 1,), rows.nobody, device=rank.device)
     return on, row.scatter(0, torch.where(on, rank, served), rows.number)[:served]
+
+
+def in_blocks(value: Tensor, b: int) -> Tensor:
+    """[1, L, ...] as [blocks, b, ...], the last one filled up with 0."""
+    short = -value.shape[1] % b
+    widths = [0, 0] * (value.dim() - 2) + [0, short]
+    return functional.pad(value, widths).unflatten(1, (-1, b)).squeeze(0)
