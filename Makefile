@@ -5,13 +5,20 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test check lint clean
 
 demo: $(READY)
 	@$(BIN)/rcd demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# what takes longer than `make test` should: more of the fuzz, all golden outputs, many callers
+check: $(READY)
+	$(BIN)/python -m tests.equivalence.fuzz --cases 400 --seed 10000
+	$(BIN)/python tests/fixtures/golden/make.py --check
+	$(BIN)/python -m tests.equivalence.stress --threads 8 --calls 40
+	$(BIN)/python -m tests.equivalence.stress --cancel
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -148,7 +148,8 @@ class Units:
             self.compile()
 
     def compile(self, backend: Any = "inductor") -> None:
-        """The bookkeeping around the pass as a few kernels."""
+        """The bookkeeping around the pass as a few kernels, for which no number may change from step to step."""
+        self.sparse = False
         made, kind = partial(compiled, capacity=self.rows.capacity, backend=backend), type(self.window)
         self.prepared, self.settled = (partial(made(each), self.window) for each in (kind.prepared, kind.settled))
         self.rules = replace(self.rules, choose=made(self.rules.choose))

@@ -9,6 +9,7 @@ used again. Every answer, every count and every step's event must equal the orac
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -211,6 +212,7 @@ def main() -> None:
             if given.stop:
                 break
     print(summary(notes, failed))
+    sys.exit(failed > 0)
 
 
 def summary(notes: Sequence[dict[str, Any]], failed: int) -> str:
