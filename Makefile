@@ -5,13 +5,21 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test check lint bench clean
 
 demo: $(READY)
 	@$(BIN)/rcd demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# what takes longer than `make test` may: the whole fuzz, its faults, many callers, every golden answer
+check: $(READY)
+	$(BIN)/python -m tests.equivalence.fuzz --cases 2000 --seed 0
+	$(BIN)/python -m tests.equivalence.faults
+	$(BIN)/python -m tests.equivalence.stress --threads 8 --calls 200
+	$(BIN)/python -m tests.equivalence.stress --cancel
+	$(BIN)/python tests/fixtures/golden/make.py --check
 
 lint: $(READY)
 	$(BIN)/ruff check .

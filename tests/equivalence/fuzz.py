@@ -211,6 +211,7 @@ def main() -> None:
             if given.stop:
                 break
     print(summary(notes, failed))
+    raise SystemExit(failed > 0)
 
 
 def summary(notes: Sequence[dict[str, Any]], failed: int) -> str:
