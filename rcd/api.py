@@ -17,7 +17,7 @@ from rcd.asking import check_reference, is_single, row_seeds
 from rcd.carry.base import Carry, describe
 from rcd.data.examples import prompt_ids
 from rcd.decode import simple
-from rcd.decode.config import DecodeConfig, RequestSettings, capacity_for
+from rcd.decode.config import DecodeConfig, capacity_for
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Finished
 from rcd.decode.fused import misfit
@@ -39,7 +39,7 @@ from rcd.models.settings import RCDFile
 MOST_ROWS = 128
 """Requests that an engine serves together; more wait for a free row."""
 LEAST_ROWS = 8
-"""On a CPU, whose memory is taken only as rows are used."""
+"""On a CPU."""
 Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
 
@@ -140,7 +140,7 @@ class Pipeline:
         it. A full queue refuses, or with `wait` is waited for. `rows`: how many requests are to come."""
         resolved = self.resolve(config, len(prompt))
         self._check(reference, [list(prompt)], resolved)
-        request = Request(list(prompt), self._wishes(resolved), row, watch, probe)
+        request = Request(list(prompt), replace(resolved.request, **self._stops(resolved)), row, watch, probe)
         engine = resolved.engine(self.settings)
         check_prompts([prompt], self.settings, resolved.new_tokens, *resolved.rounding(self.settings))
         grid = resolved.rounding(self.settings)[1]
@@ -175,9 +175,8 @@ class Pipeline:
         given: Any = config if many else [config]
         each = [self.resolve(one, longest) for one in given]
         chosen = each if many else each * len(rows)
-        own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, seeds)
-        if many and seeds is None and generator is None:
-            own = [one.seed for one in chosen]
+        given_seeds = [one.seed for one in chosen] if many and seeds is None and generator is None else seeds
+        own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, given_seeds)
         for one in set(chosen):
             self._check(reference, rows, one)
             check_prompts(rows, self.settings, one.new_tokens, *one.rounding(self.settings))
@@ -222,9 +221,6 @@ class Pipeline:
         if reference is None:
             raise RCDError("this carry needs a reference model; name one with reference (--reference).")
         check_reference(self, reference, rows, config)
-
-    def _wishes(self, config: DecodeConfig) -> RequestSettings:
-        return replace(config.request, **self._stops(config))
 
     def _stops(self, config: DecodeConfig) -> dict[str, Any]:
         """A stop string that is a special token, which no text shows, ends the answer as a token."""

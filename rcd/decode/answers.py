@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from rcd.decode.config import RequestSettings
 from rcd.decode.events import Counts, Finished, Logprobs, TokenLogprob
+from rcd.decode.request_settings import RequestSettings
 from rcd.decode.stopping import cut
 
 OVERLAP = 320

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rcd.carry.base import CarryState, places
-from rcd.decode.config import CACHED
+from rcd.decode.config import CACHED, canvas_length
 from rcd.decode.requests import Serving, Size, rounded
 from rcd.decode.rows import (
     Pass,
@@ -27,8 +26,10 @@ from rcd.decode.rows import (
     Rows,
     broken,
     candidates_of,
+    chosen,
     finish,
     hand_on,
+    in_blocks,
     move,
     picked,
     report,
@@ -40,32 +41,31 @@ from rcd.decode.terms import Terms
 from rcd.diffusion.commit import quota
 
 
-def canvas_length(needed: int) -> int:
-    """Up to a multiple of 8, or of a sixteenth of the power of two below: few lengths, and little in vain."""
-    unit = max(8, 1 << max(0, needed.bit_length() - 5))
-    return -(-needed // unit) * unit
-
-
 def bidirectional(terms: Terms, capacity: int) -> Canvas:
     """The whole canvas at every step, in blocks or at once (LLaDA, Dream)."""
-    return Canvas(terms, -(-capacity // terms.b))
+    return Canvas(terms, capacity)
 
 
 def prefix(terms: Terms, capacity: int) -> Canvas:
     """The block and all behind it; what stands before is read once a block (Fast-dLLM's prefix cache; LLaDA, Dream)."""
-    return Canvas(terms, -(-capacity // terms.b))
+    return Canvas(terms, capacity)
 
 
 def dual(terms: Terms, capacity: int) -> Canvas:
     """The block alone; the rest of the canvas is read once a block (Fast-dLLM's dual cache; LLaDA, Dream)."""
-    return Canvas(terms, -(-capacity // terms.b))
+    return Canvas(terms, capacity)
 
 
 @dataclass(frozen=True)
 class Canvas:
     terms: Terms
-    most: int
-    """Blocks of the longest answer, J."""
+    capacity: int
+    """Positions of a row."""
+
+    @property
+    def most(self) -> int:
+        """Blocks of the longest answer, J."""
+        return -(-self.capacity // self.terms.b)
 
     @property
     def spare(self) -> int:
@@ -185,7 +185,7 @@ class Canvas:
     def prepared(self, rows: Rows, served: int, low: int, length: int, count: int) -> Pass:
         terms, seen = self.terms, Region.of(rows, rows.prompt, self.most, self.terms, filler=False)
         kind = self._long(rows, low, length) if length else (self._left(rows) == count) | (not self.suffix)
-        took, row = _chosen(rows, rows.active & (rows.pending == int(length > 0)) & kind, served)
+        took, row = chosen(rows, rows.active & (rows.pending == int(length > 0)) & kind, served)
         current = self._current(rows)
         asked, at = self._asked(rows, row, current, length, count)
         here = (at == current[asked]) & (asked < rows.nobody)
@@ -206,7 +206,7 @@ class Canvas:
         self, rows: Rows, served: int, low: int, length: int, count: int, reference: bool
     ) -> tuple[Tensor, Slots, Tensor, Tensor]:
         """(ids, slots, rows [P], states [P]): a plain pass over the whole canvas of the rows that are fresh."""
-        _, row = _chosen(rows, rows.active & rows.fresh & self._long(rows, low, length), served)
+        _, row = chosen(rows, rows.active & rows.fresh & self._long(rows, low, length), served)
         asked, at = self._asked(rows, row, self._current(rows), length, count)
         here = (at == self._current(rows)[asked]) & (asked < rows.nobody)
         ids, slots = self._slots(rows, row, asked, at, length, count)
@@ -221,7 +221,7 @@ class Canvas:
     def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]:
         """(states, what they are) of a start [1, answer] that was drawn: all blocks', or the current one's."""
         blocks = -(-state.tensors()[0].shape[1] // self.terms.b)
-        apart = state.with_tensors([_in_blocks(each, self.terms.b) for each in state.tensors()])
+        apart = state.with_tensors([in_blocks(each, self.terms.b) for each in state.tensors()])
         first = row * self.states
         if self.carried:
             return torch.arange(first, first + blocks, device=rows.start.device), apart
@@ -297,18 +297,3 @@ class Canvas:
             row.int(), start.int(), end.int().contiguous(), places=(slot, inside), sources=sources, looking=looking
         )
         return rows.text[row[:, None], position], slots
-
-
-def _chosen(rows: Rows, on: Tensor, served: int) -> tuple[Tensor, Tensor]:
-    """(the first so many of the rows `on` [R + 1], the same as numbers [A])."""
-    rank = on.long().cumsum(0) - 1
-    on = on & (rank < served)
-    row = torch.full((served + 1,), rows.nobody, device=rank.device)
-    return on, row.scatter(0, torch.where(on, rank, served), rows.number)[:served]
-
-
-def _in_blocks(value: Tensor, b: int) -> Tensor:
-    """[1, L, ...] as [blocks, b, ...], the last one filled up with 0."""
-    short = -value.shape[1] % b
-    widths = [0, 0] * (value.dim() - 2) + [0, short]
-    return functional.pad(value, widths).unflatten(1, (-1, b)).squeeze(0)

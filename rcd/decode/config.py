@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 
 from rcd import registry
 from rcd.carry.base import Carry, make
-from rcd.errors import RCDError, one_of, whole
+from rcd.decode.request_settings import RequestSettings
+from rcd.errors import RCDError, one_of
 from rcd.models.lm import ModelSettings
 from rcd.settings import setting, settings
 
@@ -20,9 +21,6 @@ D2F_BLOCK = 32
 EXACT_UP_TO = 16384
 """Vocabularies up to this size have their delta computed exactly: there it costs nothing."""
 CACHED = ("prefix", "dual")
-MOST_STOP_IDS = 8
-MOST_STOPS, LONGEST_STOP = 16, 256
-MOST_LOGPROBS = 20
 
 
 def fitting(model: ModelSettings) -> list[str]:
@@ -47,6 +45,12 @@ def rounded_length(length: int) -> int:
     return 3 * power // 4 if 3 * power // 4 >= max(length, 16) else power
 
 
+def canvas_length(needed: int) -> int:
+    """Up to a multiple of 8, or of a sixteenth of the power of two below: few lengths, and little in vain."""
+    unit = max(8, 1 << max(0, needed.bit_length() - 5))
+    return -(-needed // unit) * unit
+
+
 def capacity_for(needed: int, config: DecodeConfig, model: ModelSettings) -> int:
     """Positions of an engine's row for texts that need so many: rounded up, so that a slightly longer text needs no new
     engine."""
@@ -55,82 +59,6 @@ def capacity_for(needed: int, config: DecodeConfig, model: ModelSettings) -> int
         blocks = config.block - 1  # an answer's last block is a whole one
         return -(-(needed + blocks) // 64) * 64 + 64
     return -(-needed // grid) * grid + (config.block if config.rounding(model)[1] > 1 else 0)
-
-
-@settings
-class RequestSettings:
-    """What every request may set for itself, whoever shares its batch."""
-
-    max_new_tokens: int | None = setting(
-        default=None,
-        help="The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has "
-        "room for.", ge=1,
-    )  # fmt: skip
-    threshold: float = setting(
-        default=0.85,
-        help="Commit what is surer than this, and at least the best one.",
-        ge=0,
-        le=1,
-        why="1 commits one token a step",
-    )
-    factor: float = setting(default=1.0, help="Of the commit rule `factor`.", ge=0)
-    num_inference_steps: int | None = setting(
-        default=None,
-        help="At most this many denoising steps a block: each step then commits at least its share of the block "
-        "(SDAR's dynamic and static rules). None: at least one token a step, as in the paper.", ge=1,
-    )  # fmt: skip
-    temperature: float = setting(default=0.0, help="0 is greedy.", ge=0, why="0 is greedy")
-    top_k: int = setting(default=0, help="Draw from the k most probable tokens; 0 is off.", ge=0)
-    top_p: float = setting(
-        default=1.0,
-        help="Draw from the smallest set of tokens of this mass; 1 is off.",
-        ge=1e-6,
-        le=1,
-        why="1 keeps every token",
-    )
-    seed: int = setting(
-        default=0,
-        help="What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it.",
-        ge=0,
-        le=2**64 - 1,
-    )
-    residual_scale: float = setting(
-        default=1.0,
-        help="Multiplies the weight of what is carried; 0 decodes without (SeqD).", ge=0, le=1,
-        why="alpha_scale of the carry goes above 1",
-    )  # fmt: skip
-    stop: tuple[str, ...] = setting(default=(), help="Texts that end the answer, and are not part of it.")
-    stop_ids: tuple[int, ...] = setting(
-        default=(), help="Tokens that end the answer, beside the checkpoint's own end tokens."
-    )
-    logprobs: int | None = setting(
-        default=None,
-        help="Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
-        le=MOST_LOGPROBS,
-    )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        if 0 < self.temperature < 1e-3:
-            raise RCDError(f"a temperature of {self.temperature} overflows; take 0 (greedy) or 0.001 and more.")
-        if len(self.stop) > MOST_STOPS:
-            raise RCDError(f"there may be {MOST_STOPS} stop strings at most, not {len(self.stop)}; name fewer.")
-        for text in self.stop:
-            if not text:
-                raise RCDError("a stop string is empty and would end every answer at once; leave it out.")
-            if len(text) > LONGEST_STOP:
-                raise RCDError(
-                    f"a stop string has {len(text)} characters and {LONGEST_STOP} is the most; take its beginning."
-                )
-        if len(self.stop_ids) > MOST_STOP_IDS:
-            raise RCDError(f"there may be {MOST_STOP_IDS} stop_ids at most, not {len(self.stop_ids)}; name fewer.")
-        for token in self.stop_ids:
-            whole("stop_ids", token, least=0)
-
-    @property
-    def new_tokens(self) -> int:
-        """max_new_tokens of a resolved configuration."""
-        assert self.max_new_tokens is not None, "resolve the configuration first"
-        return self.max_new_tokens
 
 
 REQUEST = tuple(field.name for field in fields(RequestSettings))

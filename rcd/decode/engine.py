@@ -41,16 +41,9 @@ class Engine:
     stop strings."""
 
     def __init__(
-        self,
-        model: DiffusionLM,
-        config: DecodeConfig,
-        *,
-        rows: int,
-        capacity: int,
-        reference: DiffusionLM | None = None,
-        graphs: bool | None = None,
-        text: Text | None = None,
-    ):
+        self, model: DiffusionLM, config: DecodeConfig, *, rows: int, capacity: int,
+        reference: DiffusionLM | None = None, graphs: bool | None = None, text: Text | None = None,
+    ):  # fmt: skip
         if not isinstance(model, DiffusionLM):
             raise RCDError(f"an engine is made of a model, such as pipeline.model, not of a {type(model).__name__}.")
         if None in (config.window, config.block_length) or isinstance(config.carry, str | None):
@@ -68,8 +61,7 @@ class Engine:
         terms = Terms(self.config, carry, settings, model.device, rules.revises)
         self.window: Window = registry.get("window", config.window)(terms, capacity)
         self.capacity, self.rows_most = capacity, rows
-        apart = config.batch_invariant
-        made = dict(shared=self.window.shared, passes=config.passes, apart=apart)
+        made = dict(shared=self.window.shared, passes=config.passes, apart=config.batch_invariant)
         room = capacity + self.window.spare
         self.target = SlotModel(model, rows, room, **made)
         self.reference = (
@@ -84,20 +76,17 @@ class Engine:
             cold = carry.cold((states, terms.b), model.codebook)
             self.rows = Rows.empty(rows, self.window.states, room, terms, cold, wide)
         on_gpu = model.device.type == "cuda"
-        replayable = on_gpu and all(each is None or each.replayable for each in (self.target, self.reference))
+        graphs = on_gpu and graphs is not False and all(each.replayable for each in self.models)
         rules = rules.summarising(model, config, self.target.parts)
-        graphs = replayable and graphs is not False
         self.units = Units(self.window, self.target, self.reference, rules, self.rows, graphs)
         self.lag = 1 if on_gpu and not terms.starts else 0
-        self.prompts = PromptReader([each for each in (self.target, self.reference) if each is not None], self.rows)
         self.stats, self.text = Stats(), text
+        self.prompts = PromptReader(self.models, self.rows, self.stats)
         self.serving: dict[int, Serving] = {}
         self._flying: deque[Report] = deque()
         """Steps launched that the host has not heard of."""
         self._serials = itertools.count()
         self._rate = 1.0
-
-    # -- who is served -------------------------------------------------------------------------------------------
 
     @property
     def free(self) -> int:
@@ -113,7 +102,11 @@ class Engine:
         return self.capacity >= needed and self.version == self._version()
 
     def _version(self) -> list[tuple[object, ...]]:
-        return [each.model.weights_version for each in (self.target, self.reference) if each is not None]
+        return [each.model.weights_version for each in self.models]
+
+    @property
+    def models(self) -> list[SlotModel]:
+        return [self.target] if self.reference is None else [self.target, self.reference]
 
     def needs(self, prompt: int, new: int) -> int:
         return self.window.needs(prompt, new)
@@ -179,8 +172,6 @@ class Engine:
         for row in list(self.serving):
             self.drop(row)
 
-    # -- one turn ------------------------------------------------------------------------------------------------
-
     @torch.inference_mode()
     def turn(self) -> list[Event]:
         """Read on in the prompts, launch a step, and hear of the one before."""
@@ -225,10 +216,10 @@ class Engine:
                     yield failed
             yield from self.turn()
 
+    @torch.inference_mode()
     def prefill_all(self) -> None:
         """Read every prompt to its end, before any step."""
-        with torch.inference_mode():
-            self.prompts.read(self.serving, None)
+        self.prompts.read(self.serving, None)
 
     def deciding(self) -> dict[int, Serving]:
         """The rows that take steps."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rcd.decode.model import SlotModel
-from rcd.decode.requests import Serving
+from rcd.decode.requests import Serving, Stats
 from rcd.decode.rows import Rows
 from rcd.decode.slots import Slots
 
@@ -27,8 +27,8 @@ def sent(values: Sequence[int], device: torch.device) -> Tensor:
 class PromptReader:
     """Stores what stands before the first decoded blocks, in the caches of the `models`."""
 
-    def __init__(self, models: Sequence[SlotModel], rows: Rows):
-        self.models, self.rows, self.device = models, rows, rows.active.device
+    def __init__(self, models: Sequence[SlotModel], rows: Rows, stats: Stats):
+        self.models, self.rows, self.stats, self.device = models, rows, stats, rows.active.device
         self.reading = -1
         """The row whose prompt is read."""
 
@@ -56,6 +56,7 @@ class PromptReader:
             ids, at = sent(one.prompt[start:end], self.device)[None], sent([start], self.device).int()
             for model in self.models:
                 model.plain(ids, Slots(sent([row], self.device).int(), at, seen))
+                self.stats.prefills += 1
             one.prefills, tokens, one.piece = one.prefills + 1, end - start, next(one.pieces, None)
         if one.piece is None:
             self.begin(row, one)

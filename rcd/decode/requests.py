@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rcd.decode.answers import Answer
-from rcd.decode.config import RequestSettings
+from rcd.decode.request_settings import RequestSettings
 from rcd.decode.terms import Features
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class Stats:
     """Slots computed in them, unused ones included."""
     idle: int = 0
     """Passes that had room for a row that had ended, counted for each row: the host did not know yet."""
+    prefills: int = 0
+    """Passes over prompts."""
     starts: int = 0
     """Passes for carries to start from, of the target or a reference."""
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rcd.carry.base import CarryState
-from rcd.decode.config import MOST_STOP_IDS
+from rcd.decode.request_settings import MOST_STOP_IDS
 from rcd.decode.slots import Slots
 from rcd.decode.step import Asked, Knobs, Open, Outcome
 from rcd.decode.stopping import revisable, settle, unsettled
@@ -257,3 +258,18 @@ def report(rows: Rows, **told: Tensor) -> Tensor:
     """[R + 1, len(REPORT)]"""
     columns = [told[name] if name in told else getattr(rows, name) for name in REPORT]
     return torch.stack([value.long() for value in columns], dim=1)
+
+
+def chosen(rows: Rows, on: Tensor, served: int) -> tuple[Tensor, Tensor]:
+    """(the first so many of the rows `on` [R + 1], the same as numbers [A])."""
+    rank = on.long().cumsum(0) - 1
+    on = on & (rank < served)
+    row = torch.full((served + 1,), rows.nobody, device=rank.device)
+    return on, row.scatter(0, torch.where(on, rank, served), rows.number)[:served]
+
+
+def in_blocks(value: Tensor, b: int) -> Tensor:
+    """[1, L, ...] as [blocks, b, ...], the last one filled up with 0."""
+    short = -value.shape[1] % b
+    widths = [0, 0] * (value.dim() - 2) + [0, short]
+    return functional.pad(value, widths).unflatten(1, (-1, b)).squeeze(0)

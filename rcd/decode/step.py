@@ -17,7 +17,8 @@ from torch import Tensor
 
 from rcd import registry
 from rcd.carry.base import Carry, CarryState, places
-from rcd.decode.config import DecodeConfig, RequestSettings
+from rcd.decode.config import DecodeConfig
+from rcd.decode.request_settings import RequestSettings
 from rcd.diffusion.commit import CommitSettings
 from rcd.diffusion.sampling import SamplingSettings, sample
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rcd.decode.config import LONGEST_STOP, MOST_STOPS, DecodeConfig
+from rcd.decode.config import DecodeConfig
+from rcd.decode.request_settings import LONGEST_STOP, MOST_STOPS
 from rcd.decode.stopping import check_prompts
 from rcd.errors import RCDError, unwritable
 from rcd.evaluate.answering import answers

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rcd.decode import flight, simple
 from rcd.decode import engine as engines
+from rcd.decode import flight, simple
 from rcd.decode.config import DecodeConfig, capacity_for
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Finished, Step

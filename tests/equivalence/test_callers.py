@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import rcd
-from rcd.decode.config import LONGEST_STOP, MOST_STOPS, DecodeConfig
+from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Failed, Finished, Step
 from rcd.decode.loop import DecodeLoop
+from rcd.decode.request_settings import LONGEST_STOP, MOST_STOPS
 from rcd.decode.units import Units
 from rcd.models.toy import toy, toy_tokenizer
 from tests.conftest import exact
@@ -267,7 +268,8 @@ def test_a_pipeline_that_nobody_has_goes_away() -> None:
     own.loop = loop
     own.generate(PROMPTS, CHOSEN)
     model = weakref.ref(own.model)
-    until(lambda: loop._thread is None)
+    while loop._thread is not None:
+        time.sleep(0.001)
     del own, loop
     gc.collect()
     assert model() is None

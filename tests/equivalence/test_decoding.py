@@ -243,7 +243,7 @@ def test_events_tell_the_whole_story(models: dict[str, rcd.Pipeline], window: st
 def test_early_stop_spends_no_step_on_filler(family: str) -> None:
     """At one token a step and without an end token, the steps are exactly the tokens; never more than the length."""
     stops = set()
-    for seed in range(8):
+    for seed in range(8 if family == "sdar" else 5):
         pipeline = exact(family, seed)
         one = config(carry="residual" if seed % 2 else "none", threshold=1.0)
         early, late = (pipeline.generate(PROMPTS, replace(one, eos_early_stop=early)) for early in (True, False))
