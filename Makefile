@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH ?= torch==2.13.0
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint clean
+.PHONY: demo test check lint bench clean
 
 demo: $(READY)
 	@$(BIN)/rcd demo
@@ -13,12 +13,13 @@ demo: $(READY)
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
-# what takes longer than `make test` should: more of the fuzz, all golden outputs, many callers
+# what takes longer than `make test` may: the whole fuzz, its faults, many callers, every golden answer
 check: $(READY)
-	$(BIN)/python -m tests.equivalence.fuzz --cases 400 --seed 10000
-	$(BIN)/python tests/fixtures/golden/make.py --check
-	$(BIN)/python -m tests.equivalence.stress --threads 8 --calls 40
+	$(BIN)/python -m tests.equivalence.fuzz --cases 2000 --seed 0
+	$(BIN)/python -m tests.equivalence.faults
+	$(BIN)/python -m tests.equivalence.stress --threads 8 --calls 200
 	$(BIN)/python -m tests.equivalence.stress --cancel
+	$(BIN)/python tests/fixtures/golden/make.py --check
 
 lint: $(READY)
 	$(BIN)/ruff check .

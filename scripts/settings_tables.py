@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rcd.carry.residual import Residual
-from rcd.decode.config import DecodeConfig, RequestSettings
+from rcd.decode.config import DecodeConfig
+from rcd.decode.request_settings import RequestSettings
 from rcd.settings import Entry, entries
 
 PAGE = Path(__file__).parent.parent / "docs" / "decoding.md"

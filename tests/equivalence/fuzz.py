@@ -9,7 +9,6 @@ used again. Every answer, every count and every step's event must equal the orac
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -212,7 +211,7 @@ def main() -> None:
             if given.stop:
                 break
     print(summary(notes, failed))
-    sys.exit(failed > 0)
+    raise SystemExit(failed > 0)
 
 
 def summary(notes: Sequence[dict[str, Any]], failed: int) -> str:

@@ -12,7 +12,6 @@ import argparse
 import gc
 import random
 import resource
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -188,15 +187,15 @@ def main() -> None:
     if given.cancel:
         wrong, memory = cancelled(given.requests, 0.2, rounds=given.rounds)
         print(f"{given.requests} requests, a fifth cancelled, {given.rounds} rounds: {wrong} wrong; KiB {memory}")
-        sys.exit(wrong > 0)
-    failed = 0
+        raise SystemExit(wrong > 0)
+    total = 0
     for exact in (True, False):
         wrong = calls(given.threads, given.calls, exact)
         print(
             f"{given.threads} threads x {given.calls} calls, {'fp64' if exact else 'fp32'}: {wrong} wrong", flush=True
         )
-        failed += wrong
-    sys.exit(failed > 0)
+        total += wrong
+    raise SystemExit(total > 0)
 
 
 if __name__ == "__main__":
