@@ -25,6 +25,7 @@ from rcd.decode.handle import Events, Handle, follow
 from rcd.decode.loop import DecodeLoop
 from rcd.decode.probe import Look
 from rcd.decode.requests import Request
+from rcd.decode.slots import cache_bytes
 from rcd.decode.stopping import check_prompts
 from rcd.errors import RCDError, one_of
 from rcd.generation import Generation as Generation
@@ -38,8 +39,8 @@ from rcd.models.settings import RCDFile
 
 MOST_ROWS = 128
 """Requests that an engine serves together; more wait for a free row."""
-LEAST_ROWS = 8
-"""On a CPU."""
+LEAST_ROWS, LEAST_BYTES = 8, 2**29
+"""On a CPU an engine has so many at least, if their cache takes no more than that: other threads may call."""
 Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
 
@@ -148,7 +149,8 @@ class Pipeline:
         needed = capacity_for(needed * engine.grid(self.settings), engine, self.settings)
         second = reference.model if reference is not None and engine.travelling.needs_reference else None
         key = (engine, None if second is None else id(second))
-        places = max(rows, LEAST_ROWS if self.model.device.type == "cpu" else 1)
+        small = self.model.device.type == "cpu" and cache_bytes(self.model, LEAST_ROWS, needed) <= LEAST_BYTES
+        places = max(rows, LEAST_ROWS if small else 1)
 
         def make() -> Engine:
             return Engine(
