@@ -13,7 +13,7 @@ import torch
 import rcd
 from rcd.carry.base import make
 from rcd.carry.residual import Residual
-from rcd.decode import blocks
+from rcd.decode import flight
 from rcd.decode.events import Finished, Step
 from rcd.decode.stopping import settle
 from rcd.models.toy import toy
@@ -314,7 +314,7 @@ def test_a_prefill_in_pieces_equals_a_whole_one(
 ) -> None:
     long = [[k % 97 for k in range(3, 3 + n)] for n in (70, 41, 9)]
     whole = models["sdar"].generate(long, config(carry="residual"))
-    monkeypatch.setattr(blocks, "PREFILL_TOKENS", 16)
+    monkeypatch.setattr(flight, "PREFILL_TOKENS", 16)
     pieces = models["sdar"].generate(long, config(carry="residual"))
     assert whole.sequences == pieces.sequences
     assert [r.counts.prefill for r in whole.results] == [1, 1, 1]
