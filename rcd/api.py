@@ -153,10 +153,8 @@ class Pipeline:
         places = max(rows, LEAST_ROWS if small else 1)
 
         def make() -> Engine:
-            return Engine(
-                self.model, engine, rows=min(places, MOST_ROWS),
-                capacity=needed, reference=second, text=self.decode,
-            )  # fmt: skip
+            size: Any = dict(rows=min(places, MOST_ROWS), capacity=needed)
+            return Engine(self.model, engine, **size, reference=second, text=self.decode)
 
         return self.loop.submit(request, key, make, needed=needed, rows=min(rows, MOST_ROWS), wait=wait, events=events)
 
@@ -218,11 +216,10 @@ class Pipeline:
                 yield event
 
     def _check(self, reference: Pipeline | None, rows: list[list[int]], config: DecodeConfig) -> None:
-        if not config.travelling.needs_reference:
-            return
-        if reference is None:
-            raise RCDError("this carry needs a reference model; name one with reference (--reference).")
-        check_reference(self, reference, rows, config)
+        if config.travelling.needs_reference:
+            if reference is None:
+                raise RCDError("this carry needs a reference model; name one with reference (--reference).")
+            check_reference(self, reference, rows, config)
 
     def _stops(self, config: DecodeConfig) -> dict[str, Any]:
         """A stop string that is a special token, which no text shows, ends the answer as a token."""
