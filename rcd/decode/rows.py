@@ -230,15 +230,17 @@ def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tenso
 def hand_on(rows: Rows, made: Pass, outcome: Outcome, keep: Tensor) -> None:
     """The steps and the carry go on in the blocks `keep` [P]; elsewhere they are nothing, as at a block's beginning."""
     rows.step[made.state] = torch.where(keep, rows.step[made.state] + (made.quota > 0), 0)
-    at: Tensor | tuple[Tensor, Tensor] = made.state
-    if isinstance(outcome.places, Open):  # all is nothing, but for the positions that were predicted
-        block, inside = outcome.places.apart
-        at, keep = (made.state[block], inside), keep[block]
-        for kept in rows.carry.tensors():
-            kept[made.state] = 0
-    for kept, new in zip(rows.carry.tensors(), outcome.state.tensors(), strict=True):
-        value = new.squeeze(1) if isinstance(at, tuple) else new
-        kept[at] = torch.where(keep.view(-1, *([1] * (value.dim() - 1))), value.to(kept.dtype), 0)
+    kept, new = rows.carry.tensors(), outcome.state.tensors()
+    if not isinstance(outcome.places, Open):
+        for old, value in zip(kept, new, strict=True):
+            old[made.state] = torch.where(keep.view(-1, *([1] * (value.dim() - 1))), value.to(old.dtype), 0)
+        return
+    block, inside = outcome.places.apart  # what was no mask may keep what it had: nothing enters there
+    for old, value in zip(kept, new, strict=True):
+        old[made.state[block], inside] = value.squeeze(1).to(old.dtype)
+    if not bool(keep.all()):
+        for old in kept:
+            old[made.state[~keep]] = 0
 
 
 def move(rows: Rows, took: Tensor, **values: Tensor) -> None:

@@ -5,6 +5,7 @@ Shapes: B batch, L window, V vocabulary, D embedding, H hidden.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -114,8 +115,9 @@ class Small(Distribution):
             return super().entropy_at(temperature)
         product = torch.linalg.vecdot(self._mass, self._shifted)
         entropy = self._log_total - product / self._total
-        ruled_out = entropy.isnan()  # 0 * -inf
-        return torch.where(ruled_out, super().entropy_at(1.0), entropy) if bool(ruled_out.any()) else entropy
+        if math.isnan(float(entropy.sum())):  # 0 * -inf
+            return torch.where(entropy.isnan(), super().entropy_at(1.0), entropy)
+        return entropy
 
     def expectation(self, codebook_VD: Tensor) -> Tensor:
         """p @ E, divided by the sum behind the product; of `counts` rows at a time."""
