@@ -300,3 +300,30 @@ def test_events_come_in_order_whoever_asks(pipeline: rcd.Pipeline) -> None:
         steps = [event.number for event in mine if isinstance(event, Step)]
         assert steps == list(range(1, len(steps) + 1)) and isinstance(mine[-1], Finished)
     assert len({event.row for event in told[:8]}) > 1  # together
+
+
+def soon(ask: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """What `ask` returns or raises, which must not take for ever."""
+    told: list[Any] = []
+
+    def work() -> None:
+        try:
+            told.append(ask())
+        except Exception as error:
+            told.append(error)
+
+    asking = threading.Thread(target=work, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    assert told, "it hangs"
+    return told[0]
+
+
+def test_an_answer_is_told_as_often_as_it_is_asked_for(pipeline: rcd.Pipeline) -> None:
+    handle = pipeline.submit(PROMPTS[0], CHOSEN, watch=True)
+    last = list(handle)[-1]
+    assert soon(handle.result) == last == soon(handle.result) and soon(lambda: list(handle)) == [last]
+    gone = pipeline.submit(PROMPTS[0], CHOSEN)
+    gone.cancel()
+    for _ in range(2):
+        assert "cancelled" in str(soon(gone.result))
