@@ -17,6 +17,7 @@ import rcd
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Failed, Finished, Step
 from rcd.decode.loop import DecodeLoop
+from rcd.decode.model import before_norm
 from rcd.decode.request_settings import LONGEST_STOP, MOST_STOPS
 from rcd.decode.units import Units
 from rcd.models.toy import toy, toy_tokenizer
@@ -327,3 +328,12 @@ def test_an_answer_is_told_as_often_as_it_is_asked_for(pipeline: rcd.Pipeline) -
     gone.cancel()
     for _ in range(2):
         assert "cancelled" in str(soon(gone.result))
+
+
+def test_a_probe_hears_its_own_pipeline_alone_where_two_share_a_model() -> None:
+    mine = exact("sdar")
+    other, stock = rcd.Pipeline(mine.checkpoint), replace(CHOSEN, passes="stock")
+    heard: list[int] = []
+    with before_norm(mine.model) as found:  # as a probed step of another loop has it open
+        other.generate(PROMPTS, stock, probe=lambda look: heard.append(len(look.raw)))
+    assert found == [] and set(heard) == {CHOSEN.block_length}
