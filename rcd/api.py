@@ -106,7 +106,7 @@ class Pipeline:
                 failed.append(event)
         if failed:
             first = min(failed, key=lambda event: event.row)
-            raise RCDError(f"prompt {first.row}: {first.message}" if len(rows) > 1 else first.message)
+            raise RCDError(f"prompt {first.row}: {first.message}" if len(rows) > 1 else first.message) from first.cause
         return Output([results[row] for row in range(len(rows))])
 
     def stream(

@@ -39,7 +39,7 @@ class Handle:
         """The answer; a failure is raised."""
         for event in self:
             if isinstance(event, Failed):
-                raise RCDError(event.message)
+                raise RCDError(event.message) from event.cause
             if isinstance(event, Finished):
                 return event
         raise RCDError("the request was cancelled.")

@@ -68,6 +68,8 @@ class DecodeLoop:
         """Queue a request with the engine of that `key` that has `needed` positions a row, or with a new one; one that
         nobody uses and that has fewer than `rows` is replaced. Where as many wait as may, the call waits for room, or
         is refused."""
+        if threading.current_thread() is self._thread:  # it would wait for itself
+            raise RCDError("a probe cannot decode with the pipeline that it watches; do it when the call is over.")
         handle = Handle(request, self, events)
         with self._changed:
             line = self._line(key, needed, rows)

@@ -337,3 +337,36 @@ def test_a_probe_hears_its_own_pipeline_alone_where_two_share_a_model() -> None:
     with before_norm(mine.model) as found:  # as a probed step of another loop has it open
         other.generate(PROMPTS, stock, probe=lambda look: heard.append(len(look.raw)))
     assert found == [] and set(heard) == {CHOSEN.block_length}
+
+
+def test_a_probe_that_raises_disturbs_nobody_else(pipeline: rcd.Pipeline) -> None:
+    want = pipeline.generate(PROMPTS, CHOSEN)
+    mistake = ValueError("a caller's own mistake")
+
+    def broken(_: Any) -> None:
+        raise mistake
+
+    with gated(pipeline) as gate:
+        holding = pipeline.submit(PROMPTS[0], CHOSEN, probe=gate)
+        gate.reached()
+        failing = pipeline.submit(PROMPTS[1], CHOSEN, probe=broken)
+        others = [pipeline.submit(prompt, CHOSEN) for prompt in PROMPTS[2:]]
+    with pytest.raises(rcd.RCDError, match="the probe raised ValueError .a caller's own mistake.; mend it") as caught:
+        failing.result()
+    assert caught.value.__cause__ is mistake
+    assert [handle.result().ids for handle in (holding, *others)] == [want.sequences[k] for k in (0, 2, 3)]
+    settled(pipeline)
+
+
+@pytest.mark.parametrize("block_length", [4, 8])
+def test_a_probe_that_decodes_is_told_that_it_cannot(pipeline: rcd.Pipeline, block_length: int) -> None:
+    """With the engine that it watches, and with another that would have to be made."""
+    want = pipeline.generate(PROMPTS, CHOSEN)
+
+    def again(_: Any) -> None:
+        pipeline.generate(PROMPTS[0], replace(CHOSEN, block_length=block_length))
+
+    error = soon(lambda: pipeline.generate(PROMPTS[0], CHOSEN, probe=again))
+    assert isinstance(error, rcd.RCDError) and "a probe cannot decode with the pipeline that it watches" in str(error)
+    same(pipeline.generate(PROMPTS, CHOSEN), want)
+    settled(pipeline)
