@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import rcd
 from rcd.decode.config import DecodeConfig
@@ -351,7 +352,7 @@ def test_a_probe_that_raises_disturbs_nobody_else(pipeline: rcd.Pipeline) -> Non
         gate.reached()
         failing = pipeline.submit(PROMPTS[1], CHOSEN, probe=broken)
         others = [pipeline.submit(prompt, CHOSEN) for prompt in PROMPTS[2:]]
-    with pytest.raises(rcd.RCDError, match="the probe raised ValueError .a caller's own mistake.; mend it") as caught:
+    with pytest.raises(rcd.RCDError, match=r"the probe raised ValueError .a caller's own mistake.; mend it") as caught:
         failing.result()
     assert caught.value.__cause__ is mistake
     assert [handle.result().ids for handle in (holding, *others)] == [want.sequences[k] for k in (0, 2, 3)]
@@ -370,3 +371,26 @@ def test_a_probe_that_decodes_is_told_that_it_cannot(pipeline: rcd.Pipeline, blo
     assert isinstance(error, rcd.RCDError) and "a probe cannot decode with the pipeline that it watches" in str(error)
     same(pipeline.generate(PROMPTS, CHOSEN), want)
     settled(pipeline)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_process_forked_in_the_middle_of_a_step_can_decode(pipeline: rcd.Pipeline) -> None:
+    """The thread that holds the locks is not in it."""
+    want = pipeline.generate(PROMPTS[1], CHOSEN).sequences[0]
+    read, write = os.pipe()
+    with gated(pipeline) as gate:
+        pipeline.submit(PROMPTS[0], CHOSEN, probe=gate)
+        gate.reached()
+        child = os.fork()
+        if not child:
+            try:
+                torch.set_num_threads(1)  # a pool of threads does not survive
+                got = soon(lambda: pipeline.generate(PROMPTS[1], CHOSEN).sequences[0])
+                os.write(write, b"same" if got == want else b"other")
+            finally:
+                os._exit(0)
+        os.close(write)
+        said = os.read(read, 10)
+        os.waitpid(child, 0)
+    assert said == b"same"
