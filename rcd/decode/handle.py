@@ -31,8 +31,8 @@ class Handle:
         """Whether its last event is there."""
 
     def __iter__(self) -> Iterator[Event]:
-        """Steps, if the request wants them, and last a Finished or a Failed, which whoever asks again is told again. Leaving
-        the iteration cancels."""
+        """Steps, if the request wants them, and last a Finished or a Failed, which is told again to whoever asks again.
+        Leaving the iteration cancels."""
         return follow([self], self._events, again=self._alone)
 
     def result(self) -> Finished:
