@@ -164,18 +164,19 @@ def test_masks_that_are_written_differently_but_have_one_id_match() -> None:
 @pytest.mark.parametrize("name", ["top_k", "num_inference_steps", "temperature", "factor", "blocks_in_flight"])
 def test_numbers_that_no_tensor_holds(name: str) -> None:
     with pytest.raises(rcd.RCDError, match=f"{name} is 1000+ and 2147483647 is the most; lower it"):
-        rcd.DecodeConfig(**{name: 10**30})
+        rcd.DecodeConfig(**dict[str, Any]([(name, 10**30)]))
 
 
 def test_stops_that_no_answer_holds() -> None:
     pipeline = rcd.Pipeline(toy("sdar", tokenizer=toy_tokenizer(128)))
-    for settings, match in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"stop_ids": (125,)}, "token 125 of stop_ids is the mask"),
         ({"stop_ids": (128,)}, "token 128 of stop_ids is outside the vocabulary of 128"),
         ({"stop": (pipeline.tokenizer.decode([125]),)}, "a stop string is the mask"),  # type: ignore[union-attr]
-    ):
+    ]
+    for settings, match in cases:
         with pytest.raises(rcd.RCDError, match=match):
-            pipeline.generate([1, 2], rcd.DecodeConfig(**settings))  # type: ignore[arg-type]
+            pipeline.generate([1, 2], rcd.DecodeConfig(**settings))
 
 
 @pytest.mark.parametrize("window", ["bidirectional", "dual"])
