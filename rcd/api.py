@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rcd.asking import check_reference, is_single, row_seeds
+from rcd.asking import check_call, is_single, row_seeds, stop_tokens
 from rcd.carry.base import Carry, describe
 from rcd.data.examples import prompt_ids
 from rcd.decode import simple
@@ -26,7 +26,6 @@ from rcd.decode.loop import DecodeLoop
 from rcd.decode.probe import Look
 from rcd.decode.requests import Request
 from rcd.decode.slots import cache_bytes
-from rcd.decode.stopping import check_prompts
 from rcd.errors import RCDError, one_of
 from rcd.generation import Generation as Generation
 from rcd.generation import Output as Output
@@ -107,7 +106,7 @@ class Pipeline:
                 failed.append(event)
         if failed:
             first = min(failed, key=lambda event: event.row)
-            raise RCDError(f"prompt {first.row}: {first.message}" if len(rows) > 1 else first.message)
+            raise RCDError(f"prompt {first.row}: {first.message}" if len(rows) > 1 else first.message) from first.cause
         return Output([results[row] for row in range(len(rows))])
 
     def stream(
@@ -139,16 +138,17 @@ class Pipeline:
     ) -> Handle:
         """Queue one prompt, as token ids, and return at once: the handle has its events, its result and a way to cancel
         it. A full queue refuses, or with `wait` is waited for. `rows`: how many requests are to come."""
+        if not isinstance(prompt, Sequence):
+            raise RCDError(f"submit takes a list of token ids, not a {type(prompt).__name__}; `encode` makes one.")
         resolved = self.resolve(config, len(prompt))
-        self._check(reference, [list(prompt)], resolved)
+        check_call(self, reference, [list(prompt)], [resolved], probe)
         request = Request(list(prompt), replace(resolved.request, **self._stops(resolved)), row, watch, probe)
         engine = resolved.engine(self.settings)
-        check_prompts([prompt], self.settings, resolved.new_tokens, *resolved.rounding(self.settings))
         grid = resolved.rounding(self.settings)[1]
         needed = -(-(len(prompt) + -(-resolved.new_tokens // grid) * grid) // engine.grid(self.settings))
         needed = capacity_for(needed * engine.grid(self.settings), engine, self.settings)
         second = reference.model if reference is not None and engine.travelling.needs_reference else None
-        key = (engine, None if second is None else id(second))
+        key = (engine, id(self.model), None if second is None else id(second))
         small = self.model.device.type == "cpu" and cache_bytes(self.model, LEAST_ROWS, needed) <= LEAST_BYTES
         places = max(rows, LEAST_ROWS if small else 1)
 
@@ -171,15 +171,14 @@ class Pipeline:
         many = isinstance(config, Sequence)
         if many and len(config) != len(rows):  # type: ignore[arg-type]
             raise RCDError(f"{len(rows)} prompts need {len(rows)} configurations, not {len(config)}.")  # type: ignore[arg-type]
-        longest = max(map(len, rows), default=0)
-        given: Any = config if many else [config]
-        each = [self.resolve(one, longest) for one in given]
-        chosen = each if many else each * len(rows)
+        given: Any = config
+        if many:
+            chosen = [self.resolve(one, len(row)) for one, row in zip(given, rows, strict=True)]
+        else:
+            chosen = [self.resolve(given, max(map(len, rows), default=0))] * len(rows)
         given_seeds = [one.seed for one in chosen] if many and seeds is None and generator is None else seeds
         own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, given_seeds)
-        for one in set(chosen):
-            self._check(reference, rows, one)
-            check_prompts(rows, self.settings, one.new_tokens, *one.rounding(self.settings))
+        check_call(self, reference, rows, chosen, probe)
         chosen = [replace(one, seed=seed) for one, seed in zip(chosen, own, strict=True)]
         if any(one.oracle for one in chosen):
             yield from self._plainly(rows, chosen, reference)
@@ -215,20 +214,12 @@ class Pipeline:
                     break
                 yield event
 
-    def _check(self, reference: Pipeline | None, rows: list[list[int]], config: DecodeConfig) -> None:
-        if config.travelling.needs_reference:
-            if reference is None:
-                raise RCDError("this carry needs a reference model; name one with reference (--reference).")
-            check_reference(self, reference, rows, config)
-
     def _stops(self, config: DecodeConfig) -> dict[str, Any]:
         """A stop string that is a special token, which no text shows, ends the answer as a token."""
         if not config.stop or self.tokenizer is None:
             return {}
         with self._words:
-            added = self.tokenizer.get_added_vocab()
-        special = [added[text] for text in config.stop if text in added]
-        return {"stop_ids": tuple(dict.fromkeys((*config.stop_ids, *special)))}
+            return {"stop_ids": stop_tokens(config, self.tokenizer, self.settings.mask_token_id)}
 
     def encode(self, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
         """Every prompt as token ids."""

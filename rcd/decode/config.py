@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rcd import registry
 from rcd.carry.base import Carry, make
-from rcd.decode.request_settings import RequestSettings
+from rcd.decode.request_settings import RequestSettings, refuse_beyond
 from rcd.errors import RCDError, one_of
 from rcd.models.lm import ModelSettings
 from rcd.settings import setting, settings
@@ -57,7 +57,7 @@ def capacity_for(needed: int, config: DecodeConfig, model: ModelSettings) -> int
     grid = max(64, config.grid(model))
     if config.window in CACHED or config.window == "bidirectional":
         blocks = config.block - 1  # an answer's last block is a whole one
-        return -(-(needed + blocks) // 64) * 64 + 64
+        return max(-(-(needed + blocks) // 64) * 64 + 64, canvas_length(needed + blocks))
     return -(-needed // grid) * grid + (config.block if config.rounding(model)[1] > 1 else 0)
 
 
@@ -159,6 +159,7 @@ class DecodeConfig(RequestSettings):
         super().__post_init__()
         if self.delta_tokens & (self.delta_tokens - 1):
             raise RCDError(f"delta_tokens is a power of two, such as 64, not {self.delta_tokens}.")
+        refuse_beyond(self, "refresh_every", "blocks_in_flight", "block_length")
 
     @property
     def travelling(self) -> Carry:
@@ -206,6 +207,14 @@ class DecodeConfig(RequestSettings):
             raise RCDError(
                 f"the carry {carry.method} is on or off: residual_scale is 0 or 1, not {self.residual_scale}."
             )
+        for token in self.stop_ids:
+            if token >= model.vocab_size or token == model.mask_token_id:
+                what = (
+                    "is the mask"
+                    if token == model.mask_token_id
+                    else f"is outside the vocabulary of {model.vocab_size}"
+                )
+                raise RCDError(f"the token {token} of stop_ids {what}, so that no answer holds it; leave it out.")
         return replace(self, carry=carry, window=window, block_length=block, max_new_tokens=new)
 
     def _window(self, model: ModelSettings) -> str:

@@ -183,6 +183,7 @@ class Engine:
             if self.deciding():
                 self._start()
                 self._flying.append(self._launch())
+                events += telling.mistaken(self)
             while self._flying and (len(self._flying) > self.lag or not self.deciding()):
                 events += self._hear(self._flying.popleft())
         except RuntimeError as error:

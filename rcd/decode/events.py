@@ -120,6 +120,8 @@ class Failed(_OfARow):
     message: str
     """One sentence with the cause and the way out."""
     cancelled: bool = False
+    cause: Exception | None = field(default=None, compare=False, repr=False)
+    """What a probe raised, if that was why."""
 
 
 Event = Step | Finished | Failed

@@ -25,19 +25,21 @@ class Handle:
         """`events`: a queue that several requests share."""
         self.request, self._loop = request, loop
         self._events: Events = queue.SimpleQueue() if events is None else events
+        self._alone = events is None
         self.row = -1
         self.done = False
         """Whether its last event is there."""
 
     def __iter__(self) -> Iterator[Event]:
-        """Steps, if the request wants them, and last a Finished or a Failed. Leaving the iteration cancels."""
-        return follow([self], self._events)
+        """Steps, if the request wants them, and last a Finished or a Failed, which is told again to whoever asks again.
+        Leaving the iteration cancels."""
+        return follow([self], self._events, again=self._alone)
 
     def result(self) -> Finished:
         """The answer; a failure is raised."""
         for event in self:
             if isinstance(event, Failed):
-                raise RCDError(event.message)
+                raise RCDError(event.message) from event.cause
             if isinstance(event, Finished):
                 return event
         raise RCDError("the request was cancelled.")
@@ -53,12 +55,15 @@ class Handle:
             self._events.put(event)
 
 
-def follow(handles: Sequence[Handle], events: Events) -> Iterator[Event]:
-    """What requests with one queue tell, until the last one is done. Leaving the iteration cancels what is left."""
+def follow(handles: Sequence[Handle], events: Events, again: bool = False) -> Iterator[Event]:
+    """What requests with one queue tell, until the last one is done. Leaving the iteration cancels what is left.
+    `again`: the end stays in the queue, for others who wait and for a second call."""
     left = len(handles)
     try:
         while left:
             event = events.get()
+            if again and not isinstance(event, Step):
+                events.put(event)
             if isinstance(event, BaseException):
                 raise lost(event)
             yield event

@@ -8,6 +8,7 @@ that request's; a failure of an engine or of the loop reaches everyone who waits
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import weakref
 from collections import deque
@@ -47,6 +48,13 @@ class _Line:
 class DecodeLoop:
     def __init__(self, most_waiting: int = MOST_WAITING, linger: float = LINGER):
         self.most_waiting, self.linger = most_waiting, linger
+        self._closed = False
+        self.begin()
+        _LOOPS.add(self)
+
+    def begin(self) -> None:
+        """As nobody has asked yet: also in a forked process, which has no thread and whose locks may be held by those
+        that it does not have."""
         self._lines: list[_Line] = []
         self._changed = threading.Condition()
         self._driving = threading.Lock()
@@ -54,10 +62,8 @@ class DecodeLoop:
         self._cancelled: list[Handle] = []
         self._thread: threading.Thread | None = None
         self._number = 0
-        self._making = 0
+        self._making = set[object]()
         """Callers that make an engine: the loop lets them go first."""
-        self._closed = False
-        _LOOPS.add(self)
 
     # -- callers -------------------------------------------------------------------------------------------------
 
@@ -68,17 +74,20 @@ class DecodeLoop:
         """Queue a request with the engine of that `key` that has `needed` positions a row, or with a new one; one that
         nobody uses and that has fewer than `rows` is replaced. Where as many wait as may, the call waits for room, or
         is refused."""
+        if threading.current_thread() is self._thread:  # it would wait for itself
+            raise RCDError("a probe cannot decode with the pipeline that it watches; do it when the call is over.")
         handle = Handle(request, self, events)
         with self._changed:
             line = self._line(key, needed, rows)
-            self._making += line is None
         if line is None:
-            try:
+            mine = object()
+            try:  # an interrupt may come anywhere, and a loop that is never let go would hang everybody
+                self._making.add(mine)
                 with self._driving, self._changed:
                     line = self._line(key, needed, rows) or self._made(key, make)
             finally:
+                self._making.discard(mine)
                 with self._changed:
-                    self._making -= 1
                     self._changed.notify_all()
         with self._changed:
             while self.waiting >= self.most_waiting and not self._closed:
@@ -248,6 +257,15 @@ def _close_all() -> None:
     """A thread that still computes while the interpreter ends would crash it."""
     for loop in list(_LOOPS):
         loop.close()
+
+
+def _forked() -> None:
+    for loop in list(_LOOPS):
+        loop.begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def _drive(held: weakref.ref[DecodeLoop], changed: threading.Condition) -> None:

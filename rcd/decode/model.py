@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
@@ -22,9 +23,16 @@ At = tuple[Tensor, Tensor]
 
 @contextmanager
 def before_norm(model: DiffusionLM) -> Iterator[list[Tensor]]:
-    """What enters the stock backbone's final norm while this is open: [N, Q, D] of every pass."""
+    """What enters the stock backbone's final norm while this is open: [N, Q, D] of every pass of this thread. Another
+    loop, of a target that this model is the reference of, may run passes of the same model meanwhile."""
     found: list[Tensor] = []
-    hook = model.backbone.norm.register_forward_pre_hook(lambda _, given: found.append(given[0]))  # type: ignore[union-attr]
+    own = threading.get_ident()
+
+    def hear(_: Any, given: tuple[Tensor, ...]) -> None:
+        if threading.get_ident() == own:
+            found.append(given[0])
+
+    hook = model.backbone.norm.register_forward_pre_hook(hear)  # type: ignore[union-attr]
     try:
         yield found
     finally:

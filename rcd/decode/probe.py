@@ -63,7 +63,11 @@ class Prober:
         for row in self.rows:
             one = self.engine.serving[row]
             if took[row] and one.request.probe is not None:
-                one.request.probe(self._look(row, made, step))
+                look = self._look(row, made, step)
+                try:
+                    one.request.probe(look)
+                except Exception as error:  # the request's own; it fails alone when the step is done
+                    one.mistake = error
 
     def _look(self, row: int, made: Pass, step: StepRecord) -> Look:
         engine, one = self.engine, self.engine.serving[row]

@@ -8,6 +8,16 @@ from rcd.settings import setting, settings
 MOST_STOP_IDS = 8
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_LOGPROBS = 20
+MOST = 2**31 - 1
+"""Of any number that is written into a tensor."""
+
+
+def refuse_beyond(settings: object, *names: str) -> None:
+    """Numbers that no tensor holds would end the requests of others that share the batch."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value > MOST:
+            raise RCDError(f"{name} is {value} and {MOST} is the most; lower it.")
 
 
 @settings
@@ -63,6 +73,7 @@ class RequestSettings:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
+        refuse_beyond(self, "max_new_tokens", "factor", "num_inference_steps", "temperature", "top_k")
         if 0 < self.temperature < 1e-3:
             raise RCDError(f"a temperature of {self.temperature} overflows; take 0 (greedy) or 0.001 and more.")
         if len(self.stop) > MOST_STOPS:

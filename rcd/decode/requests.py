@@ -101,6 +101,8 @@ class Serving:
     """What a start draws by."""
     tick: int = 0
     """The last pass that was launched for it."""
+    mistake: Exception | None = None
+    """What its probe raised."""
 
     def __post_init__(self) -> None:
         if self.pieces is not None:

@@ -64,12 +64,14 @@ def cut(new_ids: list[int], eos: Sequence[int], stops: Sequence[int], limit: int
 
 
 def check_prompts(
-    prompts: Sequence[Sequence[int]], model: ModelSettings, new_tokens: int, block_length: int, answer_in: int = 1
-) -> None:
+    prompts: Sequence[Sequence[int]], model: ModelSettings, new_tokens: int, block_length: int, answer_in: int = 1,
+    numbers: Sequence[int] = (),
+) -> None:  # fmt: skip
     """Refuse, before any work, what cannot be decoded. Positions come in blocks of `block_length`, and new tokens in
-    blocks of `answer_in` (`DecodeConfig.rounding`)."""
-    for number, prompt in enumerate(prompts):
-        which = f"prompt {number}" if len(prompts) > 1 else "the prompt"
+    blocks of `answer_in` (`DecodeConfig.rounding`). `numbers`: what the prompts are called, where they are some of a
+    call's."""
+    for number, prompt in zip(numbers or range(len(prompts)), prompts, strict=True):
+        which = f"prompt {number}" if numbers or len(prompts) > 1 else "the prompt"
         if not all(isinstance(token, Integral) for token in prompt):
             raise RCDError(
                 f"{which} must be token ids, a list of whole numbers; `Pipeline.encode` makes them of a text."

@@ -8,6 +8,7 @@ from rcd.decode.events import Counts, Event, Failed, Finished, Logprobs, Step
 from rcd.decode.requests import Serving
 from rcd.decode.rows import REPORT
 from rcd.decode.units import Report
+from rcd.errors import RCDError, first_line
 
 if TYPE_CHECKING:
     from rcd.decode.engine import Engine
@@ -31,6 +32,17 @@ def told(engine: Engine, report: Report, values: list[list[int]]) -> list[Event]
             # a block that this step has finished is counted as stored for the next one's sake, which will not come
             stored = max(0, found["stored"] - found["due"] * found["active"])
             events.append(one.answer.cut(counts(engine, one, found["denoised"], stored)))
+            engine.drop(row)
+    return events
+
+
+def mistaken(engine: Engine) -> list[Event]:
+    """The requests whose probe has raised fail, alone."""
+    events: list[Event] = []
+    for row, one in list(engine.serving.items()):
+        if (error := one.mistake) is not None:
+            said = f"the probe raised {type(error).__name__} ({first_line(error)}); mend it, or decode without a probe."
+            events.append(Failed(one.request.row, str(error) if isinstance(error, RCDError) else said, cause=error))
             engine.drop(row)
     return events
 

@@ -12,11 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import rcd
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Failed, Finished, Step
 from rcd.decode.loop import DecodeLoop
+from rcd.decode.model import before_norm
 from rcd.decode.request_settings import LONGEST_STOP, MOST_STOPS
 from rcd.decode.units import Units
 from rcd.models.toy import toy, toy_tokenizer
@@ -300,3 +302,95 @@ def test_events_come_in_order_whoever_asks(pipeline: rcd.Pipeline) -> None:
         steps = [event.number for event in mine if isinstance(event, Step)]
         assert steps == list(range(1, len(steps) + 1)) and isinstance(mine[-1], Finished)
     assert len({event.row for event in told[:8]}) > 1  # together
+
+
+def soon(ask: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """What `ask` returns or raises, which must not take for ever."""
+    told: list[Any] = []
+
+    def work() -> None:
+        try:
+            told.append(ask())
+        except Exception as error:
+            told.append(error)
+
+    asking = threading.Thread(target=work, daemon=True)
+    asking.start()
+    asking.join(seconds)
+    assert told, "it hangs"
+    return told[0]
+
+
+def test_an_answer_is_told_as_often_as_it_is_asked_for(pipeline: rcd.Pipeline) -> None:
+    handle = pipeline.submit(PROMPTS[0], CHOSEN, watch=True)
+    last = list(handle)[-1]
+    assert soon(handle.result) == last == soon(handle.result) and soon(lambda: list(handle)) == [last]
+    gone = pipeline.submit(PROMPTS[0], CHOSEN)
+    gone.cancel()
+    for _ in range(2):
+        assert "cancelled" in str(soon(gone.result))
+
+
+def test_a_probe_hears_its_own_pipeline_alone_where_two_share_a_model() -> None:
+    mine = exact("sdar")
+    other, stock = rcd.Pipeline(mine.checkpoint), replace(CHOSEN, passes="stock")
+    heard: list[int] = []
+    with before_norm(mine.model) as found:  # as a probed step of another loop has it open
+        other.generate(PROMPTS, stock, probe=lambda look: heard.append(look.raw.shape[0]))  # type: ignore[union-attr]
+    assert found == [] and set(heard) == {CHOSEN.block_length}
+
+
+def test_a_probe_that_raises_disturbs_nobody_else(pipeline: rcd.Pipeline) -> None:
+    want = pipeline.generate(PROMPTS, CHOSEN)
+    mistake = ValueError("a caller's own mistake")
+
+    def broken(_: Any) -> None:
+        raise mistake
+
+    with gated(pipeline) as gate:
+        holding = pipeline.submit(PROMPTS[0], CHOSEN, probe=gate)
+        gate.reached()
+        failing = pipeline.submit(PROMPTS[1], CHOSEN, probe=broken)
+        others = [pipeline.submit(prompt, CHOSEN) for prompt in PROMPTS[2:]]
+    with pytest.raises(rcd.RCDError, match=r"the probe raised ValueError .a caller's own mistake.; mend it") as caught:
+        failing.result()
+    assert caught.value.__cause__ is mistake
+    assert [handle.result().ids for handle in (holding, *others)] == [want.sequences[k] for k in (0, 2, 3)]
+    settled(pipeline)
+
+
+@pytest.mark.parametrize("block_length", [4, 8])
+def test_a_probe_that_decodes_is_told_that_it_cannot(pipeline: rcd.Pipeline, block_length: int) -> None:
+    """With the engine that it watches, and with another that would have to be made."""
+    want = pipeline.generate(PROMPTS, CHOSEN)
+
+    def again(_: Any) -> None:
+        pipeline.generate(PROMPTS[0], replace(CHOSEN, block_length=block_length))
+
+    error = soon(lambda: pipeline.generate(PROMPTS[0], CHOSEN, probe=again))
+    assert isinstance(error, rcd.RCDError) and "a probe cannot decode with the pipeline that it watches" in str(error)
+    same(pipeline.generate(PROMPTS, CHOSEN), want)
+    settled(pipeline)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_process_forked_in_the_middle_of_a_step_can_decode(pipeline: rcd.Pipeline) -> None:
+    """The thread that holds the locks is not in it."""
+    want = pipeline.generate(PROMPTS[1], CHOSEN).sequences[0]
+    read, write = os.pipe()
+    with gated(pipeline) as gate:
+        pipeline.submit(PROMPTS[0], CHOSEN, probe=gate)
+        gate.reached()
+        child = os.fork()
+        if not child:
+            try:
+                torch.set_num_threads(1)  # a pool of threads does not survive
+                got = soon(lambda: pipeline.generate(PROMPTS[1], CHOSEN).sequences[0])
+                os.write(write, b"same" if got == want else b"other")
+            finally:
+                os._exit(0)
+        os.close(write)
+        said = os.read(read, 10)
+        os.waitpid(child, 0)
+    assert said == b"same"

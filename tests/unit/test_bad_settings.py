@@ -159,3 +159,57 @@ def test_masks_that_are_written_differently_but_have_one_id_match() -> None:
     target, reference = (rcd.Pipeline(toy("sdar", tokenizer=words)) for words in (ours, theirs))
     warm = rcd.DecodeConfig(carry=rcd.Residual(start="reference"), max_new_tokens=4)
     assert target.generate([1, 2], warm, reference=reference).results
+
+
+@pytest.mark.parametrize("name", ["top_k", "num_inference_steps", "temperature", "factor", "blocks_in_flight"])
+def test_numbers_that_no_tensor_holds(name: str) -> None:
+    with pytest.raises(rcd.RCDError, match=f"{name} is 1000+ and 2147483647 is the most; lower it"):
+        rcd.DecodeConfig(**dict[str, Any]([(name, 10**30)]))
+
+
+def test_stops_that_no_answer_holds() -> None:
+    pipeline = rcd.Pipeline(toy("sdar", tokenizer=toy_tokenizer(128)))
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"stop_ids": (125,)}, "token 125 of stop_ids is the mask"),
+        ({"stop_ids": (128,)}, "token 128 of stop_ids is outside the vocabulary of 128"),
+        ({"stop": (pipeline.tokenizer.decode([125]),)}, "a stop string is the mask"),  # type: ignore[union-attr]
+    ]
+    for settings, match in cases:
+        with pytest.raises(rcd.RCDError, match=match):
+            pipeline.generate([1, 2], rcd.DecodeConfig(**settings))
+
+
+@pytest.mark.parametrize("window", ["bidirectional", "dual"])
+def test_a_canvas_of_the_whole_context(window: str) -> None:
+    pipeline = rcd.Pipeline(toy("llada"))
+    assert len(pipeline.generate([3] * 4095, rcd.DecodeConfig(max_new_tokens=1, window=window)).sequences[0]) == 1
+
+
+def test_every_prompt_is_checked_by_its_own_configuration() -> None:
+    pipeline = rcd.Pipeline(toy("sdar", context=64))
+    short, long = (rcd.DecodeConfig(max_new_tokens=n) for n in (8, 40))
+    assert len(pipeline.generate([[1] * 50, [2]], [short, long]).sequences) == 2
+    with pytest.raises(rcd.RCDError, match="prompt 1 has 50 tokens and with 40 new ones"):
+        pipeline.generate([[1] * 50, [1] * 50, [2]], [short, long, long])
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"seeds": 5}, "seeds are a list of whole numbers"), ({"generator": 5}, "generator is a torch.Generator"),
+        ({"reference": "a"}, "the reference is a Pipeline"), ({"probe": 5}, "a probe is a function"),
+        ({"probe": print, "config": rcd.DecodeConfig(oracle=True)}, "the oracle shows its steps to no probe"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_of_other_kinds(models: dict[str, rcd.Pipeline], given: dict[str, Any], match: str) -> None:
+    with pytest.raises(rcd.RCDError, match=match):
+        models["sdar"].generate([1, 2], **given)
+
+
+def test_a_model_that_takes_anothers_place_is_the_one_that_decodes() -> None:
+    ours, other = (rcd.Pipeline(toy("sdar", seed=seed)) for seed in (0, 1))
+    chosen = rcd.DecodeConfig(max_new_tokens=8)
+    before = ours.generate([1, 2], chosen).sequences
+    ours.checkpoint.model = other.model
+    assert ours.generate([1, 2], chosen).sequences == other.generate([1, 2], chosen).sequences != before
