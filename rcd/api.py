@@ -141,6 +141,8 @@ class Pipeline:
         if not isinstance(prompt, Sequence):
             raise RCDError(f"submit takes a list of token ids, not a {type(prompt).__name__}; `encode` makes one.")
         resolved = self.resolve(config, len(prompt))
+        if resolved.oracle:
+            raise RCDError("oracle=True decodes in `generate` and `stream`; leave it out of `submit`.")
         check_call(self, reference, [list(prompt)], [resolved], probe)
         request = Request(list(prompt), replace(resolved.request, **self._stops(resolved)), row, watch, probe)
         engine = resolved.engine(self.settings)

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rcd import registry
@@ -179,10 +179,19 @@ def _checked(cls: Any, name: str, hint: Any) -> Any:
             setattr(cls, name, found.default)
     if float in _members(hint):
         checks.append(WrapValidator(_as_given))
+    if get_origin(hint) is tuple:
+        checks.append(BeforeValidator(functools.partial(_as_tuple, str in get_args(hint))))
     more = found.about.json_schema_extra if isinstance(found, _Setting) else None
     if more is not None and more.choices is not None:
         checks.append(AfterValidator(functools.partial(_one_of, name, more)))
     return Annotated[(hint, *checks)] if checks else hint
+
+
+def _as_tuple(of_texts: bool, value: Any) -> Any:
+    """A list will do where a tuple is meant, and one text where several may stand."""
+    if of_texts and isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _as_given(value: Any, handler: Callable[[Any], Any]) -> Any:

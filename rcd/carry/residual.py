@@ -64,9 +64,11 @@ class Residual(Carry):
     start: str = setting(
         default="zero", help="The first step's residual, one of tab:init-ablation (`rcd list start`).", choices="start"
     )
-    concentration: float = setting(default=1.0, help="Of the Dirichlet start; the paper does not give it.", ge=1e-6)
+    concentration: float = setting(
+        default=1.0, help="Of the Dirichlet start; the paper does not give it.", ge=1e-6, le=1e6
+    )
     t_res: float = setting(
-        default=1.0, help="T_res, the residual temperature of Sec. 3.3.", ge=1e-3,
+        default=1.0, help="T_res, the residual temperature of Sec. 3.3.", ge=1e-3, le=1e6,
         why="1 leaves the distribution as it is",
     )  # fmt: skip
     t_res_on: str = setting(

@@ -22,10 +22,10 @@ def found_stop(text: str, stops: tuple[str, ...]) -> int | None:
 
 
 class Answer:
-    """`text` makes token ids a text, for stop strings; None: none is looked for."""
+    """`text` makes token ids a text; None: the answer has none, and no stop string is looked for."""
 
     def __init__(self, row: int, asked: RequestSettings, eos: Sequence[int], text: Text | None):
-        self.row, self.asked, self.eos, self.text = row, asked, tuple(eos), text if asked.stop else None
+        self.row, self.asked, self.eos, self.text = row, asked, tuple(eos), text
         self.ids: list[int] = []
         """Up to the first mask."""
         self._logprobs: dict[int, TokenLogprob] = {}
@@ -51,7 +51,12 @@ class Answer:
     def stopped(self) -> bool:
         """Whether the text up to the first mask holds a stop string; one behind an end token is none."""
         ids = self.ids[: self.asked.new_tokens]
-        if self.text is None or len(ids) <= self._searched or {*self.eos, *self.asked.stop_ids} & set(ids):
+        if (
+            self.text is None
+            or not self.asked.stop
+            or len(ids) <= self._searched
+            or {*self.eos, *self.asked.stop_ids} & set(ids)
+        ):
             return False
         recent = self.text(ids[max(0, self._searched - OVERLAP) :])
         self._searched = len(ids)
@@ -71,9 +76,10 @@ class Answer:
         text, logprobs = None, None
         if self.text is not None:
             marked = ids and ids[-1] in (*self.eos, *self.asked.stop_ids)
-            whole = self.text(ids[:-1] if marked else ids)
-            at = found_stop(whole, self.asked.stop)
-            text, reason = (whole[:at], "stop") if at is not None else (None, reason)
+            text = self.text(ids[:-1] if marked else ids)
+            at = found_stop(text, self.asked.stop)
+            if at is not None:
+                text, reason = text[:at], "stop"
         if self.asked.logprobs is not None:
             nothing = float("nan")
             logprobs = tuple(self._logprobs.get(k, TokenLogprob(token, nothing)) for k, token in enumerate(ids))

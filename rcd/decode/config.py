@@ -199,6 +199,10 @@ class DecodeConfig(RequestSettings):
         block = self.block_length or model.block_length
         if window == "d2f":
             block = block or D2F_BLOCK
+        if block is not None and block > model.context_length:
+            raise RCDError(
+                f"a block_length of {block} is more than the model's context of {model.context_length}; lower it."
+            )
         room = _room(model, window, block or 1, longest_prompt)
         new = self.max_new_tokens or max(1, min(model.max_new_tokens or DEFAULT_NEW_TOKENS, room))
         if block is None or (self.block_length is None and model.attention == "bidirectional"):
@@ -215,7 +219,10 @@ class DecodeConfig(RequestSettings):
                     else f"is outside the vocabulary of {model.vocab_size}"
                 )
                 raise RCDError(f"the token {token} of stop_ids {what}, so that no answer holds it; leave it out.")
-        return replace(self, carry=carry, window=window, block_length=block, max_new_tokens=new)
+        flying = min(self.blocks_in_flight, -(-model.context_length // block) + 1)
+        return replace(
+            self, carry=carry, window=window, block_length=block, max_new_tokens=new, blocks_in_flight=flying
+        )  # fmt: skip
 
     def _window(self, model: ModelSettings) -> str:
         """The window, checked against the checkpoint."""

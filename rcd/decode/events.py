@@ -105,7 +105,7 @@ class Finished(_OfARow):
     """`eos`, `stop` (a stop token or a stop string) or `length`."""
     counts: Counts = field(default_factory=Counts)
     text: str | None = None
-    """The text before the stop string, if one ended it."""
+    """The same as text, without the end token, and cut before a stop string; None of an engine that knows no text."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Of `ids`, if they were asked for."""
     at: float = 0.0
