@@ -59,13 +59,18 @@ def test_every_flag_that_the_readme_shows_exists() -> None:
     assert shown <= known
 
 
-def test_the_example_of_the_readme_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import rcd
-    from rcd.models.toy import toy, toy_tokenizer
-
-    rcd.Pipeline(toy("sdar", spread=6.0, tokenizer=toy_tokenizer(128))).save(tmp_path / "model")
+def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> None:
     example = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert example is not None
-    code = example.group(1).replace("JetLM/SDAR-4B-Chat", str(tmp_path / "model"))
-    exec(compile(code, "README.md", "exec"), {})
-    assert "Finished" in capsys.readouterr().out
+    exec(compile(example.group(1), "README.md", "exec"), {})
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("40 - 15 = 25. Answer: 25") and told[0].endswith("eos")
+    assert told[2].startswith("step 1: ") and told[-1].strip() == "40 - 15 = 25."
+
+
+@pytest.mark.parametrize("page", ["engine.md"])
+def test_the_first_example_of_a_page_runs(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    example = re.search(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert example is not None
+    exec(compile(example.group(1), page, "exec"), {})
+    assert "Answer: 25" in capsys.readouterr().out

@@ -54,7 +54,7 @@ class Knobs:
         ({"side": "up"}, "unknown side 'up'; choose from: left, right."),
         ({"sure": 1}, "sure must be true or false, not 1."),
         ({"pair": (0.0, float("inf"))}, "pair must be "),
-        ({"pair": [0.0, 1.0]}, "pair must be "),
+        ({"pair": "0.0"}, "pair must be "),
         ({"shar": 1}, "Knobs has no setting 'shar' (did you mean 'share'?); choose from: above, carry, "),
     ],
 )
