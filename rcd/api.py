@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -236,14 +237,17 @@ class Pipeline:
         if not isinstance(prompt, (str, list, tuple)):
             raise RCDError(f"a prompt is a text, a list of token ids or chat messages, not {type(prompt).__name__}.")
         if not isinstance(prompt, str) and not any(isinstance(item, dict) for item in prompt):
-            odd = [item for item in prompt if not isinstance(item, int)]
+            odd = [item for item in prompt if isinstance(item, bool) or not isinstance(item, Integral)]
             if odd:
                 raise RCDError(f"token ids are whole numbers, not {odd[0]!r}.")
-            return list(prompt)
+            return list(map(int, prompt))
         if self.tokenizer is None:
             raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids (--ids).")
-        with self._words:
-            return prompt_ids([prompt], self.tokenizer, chat)[0]
+        try:
+            with self._words:
+                return prompt_ids([prompt], self.tokenizer, chat)[0]
+        except TypeError as error:  # the tokenizer's own word for text that is no Unicode
+            raise RCDError("the prompt holds characters that are no Unicode text (lone surrogates?).") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out; without a tokenizer, the ids themselves."""

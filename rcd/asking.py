@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -101,5 +102,7 @@ def is_single(prompts: Any) -> bool:
     if isinstance(prompts, str):
         return True
     if hasattr(prompts, "tolist"):
+        if prompts.ndim == 0:
+            raise RCDError("a prompt is a list of token ids, not a single one; put it into a list.")
         return bool(prompts.ndim == 1)
-    return all(isinstance(item, (int, float, dict)) for item in prompts)
+    return all(isinstance(item, (Real, dict)) for item in prompts)

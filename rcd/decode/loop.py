@@ -22,8 +22,8 @@ from rcd.decode.handle import Events, Handle
 from rcd.decode.requests import Request
 from rcd.errors import RCDError
 
-LINGER = 10.0
-"""Seconds that a loop without requests stays."""
+LINGER, CLOSING = 10.0, 60.0
+"""Seconds that a loop without requests stays, and that its end is waited for when it is closed."""
 MOST_WAITING = 1024
 """Requests that wait for a row; one more is refused, or waits with its caller."""
 MOST_ENGINES = 4
@@ -116,7 +116,7 @@ class DecodeLoop:
             self._closed, thread = True, self._thread
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(CLOSING)
 
     @property
     def waiting(self) -> int:
