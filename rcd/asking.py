@@ -15,8 +15,6 @@ from rcd.errors import RCDError
 from rcd.models.pairing import check_pair
 
 if TYPE_CHECKING:
-    from rcd.api import Pipeline
-
 
 def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Sequence[int] | None = None) -> list[int]:
     """One seed a row, so that a row's draws do not depend on the batch: those of `seeds`, from `generator`, or
@@ -38,9 +36,7 @@ def check_call(
     target: Pipeline, reference: Pipeline | None, prompts: list[list[int]], configs: Sequence[DecodeConfig], probe: Any
 ) -> None:
     """Refuse a call before any work: every prompt is checked by its own configuration, all that are alike at once."""
-    from rcd.api import Pipeline
-
-    if reference is not None and not isinstance(reference, Pipeline):
+    if reference is not None and not isinstance(reference, type(target)):
         raise RCDError(f"the reference is a Pipeline, such as rcd.load gives, not a {type(reference).__name__}.")
     if probe is not None and not callable(probe):
         raise RCDError(f"a probe is a function that is shown every step, not a {type(probe).__name__}.")

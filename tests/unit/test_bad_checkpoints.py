@@ -155,7 +155,7 @@ def test_bad_rcd_json(folder: Path) -> None:
     [
         ('{"carry": {"alpha": "entropy"}}', "carry without a name"),
         ('{"carry": "residual"}', "carry = 'residual', which is no dict"),
-        ('{"carry": {"name": "residual", "t_res": "hot"}}', "t_res must be a number"),
+        ('{"carry": {"name": "residual", "t_res": "hot"}}', "t_res must be in"),
         ('{"mask_token_id": "5"}', "mask_token_id = '5', which is no int"),
         ('{"eos_token_ids": 5}', "eos_token_ids = 5, which is no list"),
         ('{"provenance": null}', "provenance = None"),
