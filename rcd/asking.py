@@ -15,6 +15,8 @@ from rcd.errors import RCDError
 from rcd.models.pairing import check_pair
 
 if TYPE_CHECKING:
+    from rcd.api import Pipeline
+
 
 def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Sequence[int] | None = None) -> list[int]:
     """One seed a row, so that a row's draws do not depend on the batch: those of `seeds`, from `generator`, or
