@@ -14,12 +14,11 @@ from rcd.carry.base import Carry, make
 from rcd.decode.request_settings import RequestSettings, refuse_beyond
 from rcd.errors import RCDError, one_of
 from rcd.models.lm import ModelSettings
+from rcd.residual.reading import LARGE
 from rcd.settings import setting, settings
 
 DEFAULT_NEW_TOKENS = 256
 D2F_BLOCK = 32
-EXACT_UP_TO = 16384
-"""Vocabularies up to this size have their delta computed exactly: there it costs nothing."""
 CACHED = ("prefix", "dual")
 
 
@@ -254,4 +253,4 @@ class DecodeConfig(RequestSettings):
 
     def keeps(self, vocabulary: int) -> bool:
         """Whether delta keeps only the most probable tokens exactly."""
-        return self.delta == "kept" or (self.delta is None and vocabulary > EXACT_UP_TO)
+        return self.delta == "kept" or (self.delta is None and vocabulary > LARGE)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rcd import registry
-from rcd.carry.base import Carry, CarryState, places
+from rcd.carry.base import Carry, CarryState
 from rcd.decode.config import DecodeConfig
 from rcd.decode.request_settings import RequestSettings
 from rcd.diffusion.commit import CommitSettings
@@ -275,8 +275,3 @@ def best_of(logits: Tensor, token: Tensor, count: int) -> Best:
     value, ids = wide.topk(min(count, wide.shape[-1]), dim=-1)
     own = wide.gather(-1, token.unsqueeze(-1)) - normaliser
     return ids, value - normaliser, own.squeeze(-1)
-
-
-def where_carried(carry: Carry, masked: Tensor, scope: Tensor) -> Tensor:
-    """Where the carry enters: at masks, or everywhere; within the scope."""
-    return places(carry, masked) & scope

@@ -270,7 +270,9 @@ def test_a_pipeline_that_nobody_has_goes_away() -> None:
     own.loop = loop
     own.generate(PROMPTS, CHOSEN)
     model = weakref.ref(own.model)
+    end = time.monotonic() + 60.0  # only ends a hang
     while loop._thread is not None:
+        assert time.monotonic() < end, "the thread does not end"
         time.sleep(0.001)
     del own, loop
     gc.collect()
