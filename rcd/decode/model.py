@@ -15,8 +15,9 @@ from rcd.decode.fused import FusedBackbone, misfit
 from rcd.decode.slots import Cache, Slots, check_room, made_cache
 from rcd.decode.step import Places
 from rcd.decode.stock import StockBackbone
-from rcd.kernels import parts_for, plain
+from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction
+from rcd.residual.product import product_by
 
 At = tuple[Tensor, Tensor]
 
@@ -100,8 +101,7 @@ class SlotModel:
         head = self.model.head
         if counts is None:
             return self.parts.linear(hidden, head.weight, head.bias)
-        each = [plain.linear(part, head.weight, head.bias) for part in hidden.split(counts) if len(part)]
-        return torch.cat(each) if each else plain.linear(hidden, head.weight, head.bias)
+        return product_by(counts, hidden, head.weight, head.bias)
 
     def embed(self, ids_NQ: Tensor, carry: Carry | None, state: Any, inject: Tensor, at: At | None) -> Tensor:
         """The input embeddings [N, Q, D], the carry's part among them (Eq. 2)."""

@@ -74,15 +74,18 @@ class Open(Places):
         return row, self.index - row * self.shape[1]
 
     def take(self, values_BP: Tensor) -> Tensor:
-        return values_BP.flatten(0, 1)[self.index].unsqueeze(1)
+        return values_BP.flatten(0, 1).index_select(0, self.index).unsqueeze(1)
 
     def of_rows(self, values_B1: Any) -> Any:
         return values_B1[self.apart[0]] if isinstance(values_B1, Tensor) else values_B1
 
     def put(self, values: Tensor, blank: float = 0) -> Tensor:
         out = values.new_full((self.shape.numel(), *values.shape[2:]), blank)
-        out[self.index] = values.squeeze(1)
-        return out.unflatten(0, self.shape)
+        return self.write(out, values).unflatten(0, self.shape)
+
+    def write(self, out: Tensor, values: Tensor) -> Tensor:
+        """Into a tensor [B P, ...], in place."""
+        return out.index_copy_(0, self.index, values.squeeze(1).to(out.dtype))
 
     def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
         return state.with_tensors([get(each) for each in state.tensors()])

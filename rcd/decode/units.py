@@ -160,7 +160,7 @@ class Units:
         rows, window, carry = self.rows, self.window, self.rules.carry
         made: Pass = self.prepared(rows, *size)
         slots = made.slots.ordered() if self.on_gpu and window.several(size) else made.slots
-        state, read = rows.carry.rows(made.state), None
+        state, read = rows.carry.rows(made.state if self.on_gpu else made.where), None
         if carry.step_pass == "reference":
             read = self._read(True, made.ids, slots, len(made.row))
             state = carry.refresh(state, read, self.target.codebook)
