@@ -12,11 +12,13 @@ from torch import Tensor
 
 from rcd.carry.base import Carry
 from rcd.decode.fused import FusedBackbone, misfit
+from rcd.decode.shared import SharedBackbone
 from rcd.decode.slots import Cache, Slots, check_room, made_cache
 from rcd.decode.step import Places
 from rcd.decode.stock import StockBackbone
 from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction
+from rcd.models.threads import SMALL
 from rcd.residual.product import product_by
 
 At = tuple[Tensor, Tensor]
@@ -62,7 +64,8 @@ class SlotModel:
             self.backbone = StockBackbone(model, apart)
         else:
             check_room(model, rows, capacity, shared)
-            self.backbone = FusedBackbone(model, self.parts)
+            small = apart and sum(each.numel() for each in model.parameters()) <= SMALL
+            self.backbone = (SharedBackbone if small else FusedBackbone)(model, self.parts)
             self.backbone.turns(capacity)
         self.cache = made_cache(model, rows, capacity, shared, own=stock)
         self.replayable = not stock and self.parts.__name__.endswith(".fused")
