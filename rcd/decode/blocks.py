@@ -138,17 +138,17 @@ class Blocks:
         own, going = row[:served], took[row[:served]]
         asked = torch.where(going, own, rows.nobody)
         at = torch.where(going, block[:served], 0)
-        flying = self._flying(rows, seen.needed)
-        wanted = least(
-            self._share(rows, seen, seen.needed), flying, self._steps(rows), rows.steps, self.terms.config
-        )[asked, at]  # fmt: skip
-        open_ = (flying[asked, at] & going)[:, None]
+        left = self._left(seen.needed)
+        flying = self._added(rows) & (left > 0)
+        share = self._share(rows, seen, left)
+        wanted = least(share, flying, self._steps(rows), rows.steps, self.terms.config)[asked, at]
+        open_ = flying[asked, at][:, None]
         masked = picked(seen.masked, asked, at, b) & going[:, None]
         ids, view = self._slots(rows, row, block)
         return Pass(
             ids, view, seen, took, storing, asked, at, self._state(rows, asked, at), masked,
             picked(candidates_of(rows, seen, self.terms), asked, at, b) & open_,
-            places(self.terms.carry, masked) & open_, wanted * going,
+            places(self.terms.carry, masked) & open_, wanted,
         )  # fmt: skip
 
     def start_size(self, serving: Sequence[Serving]) -> Size:
@@ -200,14 +200,15 @@ class Blocks:
         Returns the report."""
         terms, took = self.terms, made.took
         ids, _, needed = write(rows, made, outcome, terms)
-        flying = self._flying(rows, needed)
-        hand_on(rows, made, outcome, flying[made.row, made.block] & made.took[made.row])
-        first = (self._added(rows) & ~flying).long().cumprod(-1).sum(-1)
-        left = self._left(needed).gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
+        masks, there = self._left(needed), self._added(rows)
+        flying = there & (masks > 0)
+        hand_on(rows, made, outcome, flying[made.row, made.block])
+        first = (there & ~flying).long().cumprod(-1).sum(-1)
+        left = masks.gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)
         ended = rows.ended | (is_end(ids, rows.ends) & made.seen.output).any(-1)
         more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
-        share = self._share(rows, made.seen, needed).gather(1, last).squeeze(1)
+        share = self._share(rows, made.seen, masks).gather(1, last).squeeze(1)
         ahead = rows.ahead - first
         done = (ahead == 0) & ~more
         finish(rows, made, done, broken(rows, made, outcome))
@@ -237,6 +238,8 @@ class Blocks:
 
     def _state(self, rows: Rows, row: Tensor, block: Tensor) -> Tensor:
         """Where a block's state is: at its number modulo W."""
+        if self.most == 1:
+            return row
         return row * self.most + (rows.start[row] // self.terms.b + block) % self.most
 
     def _left(self, needed: Tensor) -> Tensor:
@@ -247,21 +250,21 @@ class Blocks:
         """[R + 1, W]"""
         return torch.arange(self.most, device=rows.ahead.device) < rows.ahead[:, None]
 
-    def _flying(self, rows: Rows, needed: Tensor) -> Tensor:
-        """[R + 1, W] the blocks that were added and are open."""
-        return (self._left(needed) > 0) & self._added(rows)
-
     def _more(self, rows: Rows, ended: Tensor) -> Tensor:
         """[R + 1] whether blocks are to come: some of the answer is behind those added, and no end token was seen."""
         return (rows.start + rows.ahead * self.terms.b < rows.limit) & ~ended
 
-    def _share(self, rows: Rows, seen: Region, needed: Tensor) -> Tensor:
-        """[R + 1, W] the decoded part of each block's masks."""
+    def _share(self, rows: Rows, seen: Region, left: Tensor) -> Tensor:
+        """[R + 1, W] the decoded part of each block's masks; nobody waits for that of a block alone in flight."""
+        if self.most == 1:
+            return torch.ones_like(left)
         total = seen.output if self.terms.early else seen.position >= rows.prompt[:, None]
-        return decoded_share(self._left(total), self._left(needed))
+        return decoded_share(self._left(total), left)
 
     def _steps(self, rows: Rows) -> Tensor:
         """[R + 1, W] each block's steps."""
+        if self.most == 1:
+            return rows.step[:, None]
         number = rows.start[:, None] // self.terms.b + torch.arange(self.most, device=rows.start.device)
         return rows.step.view(-1, self.most).gather(1, number % self.most)
 
@@ -277,13 +280,14 @@ class Blocks:
         behind = torch.where(on, pending, 0)
         turn = behind.cumsum(0) - behind
         storing = on & (behind > 0) & (turn + behind > slots - served)
+        # a row's own slots are for its blocks in flight or, if it only stores, for its oldest blocks behind
+        begin = torch.where(storing, -behind, 0)
+        end = torch.where(storing, (ahead - behind).clamp_max(0), torch.where(on, ahead, 0))
         block = torch.arange(-self.most, self.most, device=at.device).expand(nobody + 1, -1)
-        at, ahead, behind, turn, hold = (value[:, None] for value in (at, ahead, behind, turn, storing))
-        stored = (block >= -behind) & (block < (ahead - behind).clamp_max(0))
-        own = torch.where(hold, stored, (block >= 0) & (block < ahead)) & on[:, None]
-        aside = (block >= -behind) & (block < 0) & (on & ~storing)[:, None]
-        place = torch.where(own, at + block + behind * hold, slots)
-        place = torch.where(aside, served + turn + block + behind, place).flatten()
+        at, turn, behind, begin, end = (value[:, None] for value in (at, turn, behind, begin, end))
+        aside = (block >= -behind) & (block < begin)
+        place = torch.where(aside, served + turn + block + behind, slots)
+        place = torch.where((block >= begin) & (block < end), at + block - begin, place).flatten()
         none = torch.zeros(slots + 1, dtype=torch.long, device=place.device)
         row = (none + nobody).scatter(0, place, rows.number[:, None].expand_as(block).flatten())
         return on & ~storing, storing, row[:slots], none.scatter(0, place, block.flatten())[:slots]

@@ -147,7 +147,7 @@ class Region:
         row = torch.where(inside, rows.number[:, None], rows.nobody)
         position = torch.where(inside, position, 0)
         ids = rows.text[row, position]
-        output = inside & (position >= rows.prompt[:, None]) & (position < rows.limit[:, None])
+        output = (position >= rows.prompt[:, None]) & (position < rows.limit[:, None])
         masked = (ids == terms.model.mask_token_id) & (inside if filler else output)
         return cls(row, position, ids, output, masked, unsettled(ids, masked, output, rows.ends, terms.early))
 

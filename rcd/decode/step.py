@@ -266,8 +266,9 @@ def choose(
     offered = confidence_BP.masked_fill(~asked.candidates, float("-inf"))
     settings = CommitSettings(knobs.threshold, knobs.factor, asked.masked)
     committed = commit(offered, asked.quota, settings)
-    # a confidence that is no number would never commit; the normaliser also sees what no candidate does
-    finite = torch.isfinite(normaliser).all(-1) & torch.isfinite(confidence_BP).all(-1)
+    # a confidence that is no number would never commit; the normaliser also sees what no candidate does. isfinite is
+    # several calls, of which the largest needs none
+    finite = (normaliser + confidence_BP).abs().amax(-1) < float("inf")
     return committed & finite.unsqueeze(-1), finite
 
 
