@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,42 +20,26 @@ from torch import Tensor
 from rcd.carry.base import CarryState, places
 from rcd.decode.flight import another, decoded_share, least, prefill_piece
 from rcd.decode.requests import Serving, Size, rounded
-from rcd.decode.rows import (
-    Pass,
-    Region,
-    Rows,
-    broken,
-    candidates_of,
-    finish,
-    hand_on,
-    move,
-    picked,
-    report,
-    write,
-)  # fmt: skip
+from rcd.decode.rows import Pass, Region, Rows, broken, finish, hand_on, move, picked, report, write
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
 from rcd.decode.stopping import is_end
 from rcd.decode.terms import Terms
+from rcd.decode.window import Window
 
 
 def blockwise(terms: Terms, capacity: int) -> Blocks:
     """One cached block at a time on an absolute grid (SDAR)."""
-    return Blocks(replace(terms, config=replace(terms.config, blocks_in_flight=1)))
+    return Blocks(replace(terms, config=replace(terms.config, blocks_in_flight=1)), capacity)
 
 
 def d2f(terms: Terms, capacity: int) -> Blocks:
     """Several blocks in flight, block-causal, the finished ones cached (D2F; SDAR, and LLaDA as D2F trains it)."""
-    return Blocks(terms)
+    return Blocks(terms, capacity)
 
 
 @dataclass(frozen=True)
-class Blocks:
-    terms: Terms
-
-    shared: ClassVar[bool] = False
-    spare: ClassVar[int] = 0
-
+class Blocks(Window):
     @property
     def most(self) -> int:
         """Blocks in flight, W."""
@@ -88,12 +71,12 @@ class Blocks:
         first = self.origin(prompt)
         return first - (first - prompt - new) // self.terms.b * self.terms.b
 
-    def begin(self, prompt: int, new: int) -> dict[str, int]:
-        return {"start": self.origin(prompt), "ahead": 1}
+    def span(self, prompt: int, new: int) -> int:
+        return self.needs(prompt, new) - prompt
 
-    def serving(self, prompt: int, new: int) -> dict[str, int]:
+    def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
         first = self.origin(prompt)
-        return {"left": first + self.terms.b - prompt, "ahead": min(2, self.most)}
+        return {"start": first, "ahead": 1}, {"left": first + self.terms.b - prompt, "ahead": min(2, self.most)}
 
     def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
         """(begin, end, tokens of a block): the passes that store what stands before the first decoded block. LLaDA's
@@ -102,12 +85,6 @@ class Blocks:
         unit = self.terms.b if self.absolute else end
         for start in range(0, end, prefill_piece(unit) if end else 1):
             yield start, min(start + prefill_piece(unit), end), unit
-
-    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
-        return False
-
-    def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
-        return tuple(serving)
 
     def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
         """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
@@ -122,6 +99,9 @@ class Blocks:
         """The same where the host knows what every step did: no slot is computed in vain."""
         served = sum(one.flying for one in serving)
         return served, served + sum(one.due for one in serving)
+
+    def start(self, fresh: Mapping[int, Serving]) -> tuple[tuple[int, ...], Size]:
+        return tuple(fresh), (len(fresh),)
 
     def slots(self, size: Size) -> int:
         return size[1]
@@ -147,22 +127,9 @@ class Blocks:
         ids, view = self._slots(rows, row, block)
         return Pass(
             ids, view, seen, took, storing, asked, at, self._state(rows, asked, at), masked,
-            picked(candidates_of(rows, seen, self.terms), asked, at, b) & open_,
+            self.candidates(rows, seen, asked, at) & open_,
             places(self.terms.carry, masked) & open_, wanted,
         )  # fmt: skip
-
-    def start_size(self, serving: Sequence[Serving]) -> Size:
-        return (len(serving),)
-
-    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
-        return tuple(fresh)
-
-    def due_after_start(self, one: Serving) -> int:
-        return 0
-
-    def span(self, prompt: int, new: int) -> int:
-        """Positions of the answer that events tell of: its last block is a whole one."""
-        return self.needs(prompt, new) - prompt
 
     def starting(self, rows: Rows, count: int, reference: bool) -> tuple[Tensor, Slots, Tensor, Tensor]:
         """(ids, slots, rows [count], states [count]): a plain pass over what the rows whose newest block is fresh
@@ -182,12 +149,11 @@ class Blocks:
         ids, slots = self._slots(rows, torch.cat((row, others)), block)
         return ids, slots, row, self._state(rows, row, newest)
 
-    def stored_by_start(self, reference: bool) -> str:
-        """What a pass of `starting` has brought to 0."""
-        return "referred" if reference else "pending"
+    @property
+    def stores_at_start(self) -> bool:
+        return True
 
     def drawn_start(self, prompt: int, new: int) -> int:
-        """Positions for which a start is drawn."""
         return self.terms.b
 
     def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]:
@@ -225,7 +191,6 @@ class Blocks:
         return report(rows, due=rows.pending, ahead=likely, masks=left, step=zero, flying=rows.ahead)
 
     def refreshed(self, rows: Rows, made: Pass) -> None:
-        """The reference has read what this pass reads; in place."""
         move(rows, made.took, referred=torch.zeros_like(rows.referred))
 
     def _slots(self, rows: Rows, row: Tensor, block: Tensor) -> tuple[Tensor, Slots]:

@@ -30,7 +30,8 @@ from rcd.decode.rows import KNOBS, Rows
 from rcd.decode.step import Rules
 from rcd.decode.stopping import check_prompts
 from rcd.decode.terms import Features, Terms
-from rcd.decode.units import Report, Units, Window
+from rcd.decode.units import Report, Units
+from rcd.decode.window import Window
 from rcd.diffusion.noise import signed
 from rcd.errors import RCDError, out_of_memory, whole
 from rcd.models.lm import DiffusionLM
@@ -140,11 +141,12 @@ class Engine:
         asked, eos, length = request.settings, self.model.settings.eos_token_ids, len(prompt)
         values = {name: getattr(asked, name) for name in KNOBS if name != "scale"}
         starts = self.window.terms.starts
+        own, known = self.window.begin(length, asked.new_tokens)
         self.rows.enter(
             row, sent(prompt, self.model.device), [*eos, *asked.stop_ids], self.model.settings.mask_token_id,
             prompt=length, limit=length + asked.new_tokens, serial=-1, seed=signed(asked.seed), fresh=starts,
             steps=asked.num_inference_steps or 0, top_k=asked.top_k, scale=asked.residual_scale, **values,
-            **self.window.begin(length, asked.new_tokens),
+            **own,
         )  # fmt: skip
         place = self.model.device if self.model.device.type == "cuda" else torch.device("cpu")
         draws = self.window.terms.carry.start_draws
@@ -152,7 +154,7 @@ class Engine:
             request, next(self._serials), Answer(request.row, asked, eos, self.text), fresh=starts,
             pieces=self.window.prefill(length), prompt=prompt,
             generator=torch.Generator(place).manual_seed(asked.seed) if draws else None,
-            **self.window.serving(length, asked.new_tokens),  # type: ignore[arg-type]
+            **known,  # type: ignore[arg-type]
         )  # fmt: skip
         if one.piece is None:
             self.prompts.begin(row, one)
@@ -241,8 +243,7 @@ class Engine:
                     self.units.draw(row, len(one.prompt), one.request.settings.new_tokens, one.generator)
                     one.fresh = False
                 return
-            size = self.window.start_size(list(fresh.values()))
-            chosen = self.window.start_rows(fresh)
+            chosen, size = self.window.start(fresh)
             self.units.start(size, [fresh[row].generator for row in chosen if carry.start_draws])
             self.stats.starts += 1
             for row in chosen:
@@ -251,7 +252,7 @@ class Engine:
                 if carry.start_pass == "reference":
                     one.references += 1
                 else:
-                    one.starts, one.due = one.starts + 1, self.window.due_after_start(one)
+                    one.starts, one.due = one.starts + 1, 0 if self.window.stores_at_start else one.due
 
     def _launch(self) -> Report:
         deciding = self.deciding()

@@ -7,112 +7,28 @@ functions run one after another. What a step did is told to the host without wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rcd.carry.base import CarryState
 from rcd.decode.graphs import Replay, compiled
 from rcd.decode.model import Raw, SlotModel
-from rcd.decode.requests import Serving, Size
+from rcd.decode.requests import Size
 from rcd.decode.rows import REPORT, Pass, Rows, move
 from rcd.decode.slots import Slots
-from rcd.decode.step import Open, Outcome, Rules, StepRecord, denoise
-from rcd.decode.terms import Features, Terms
+from rcd.decode.step import Open, Rules, StepRecord, denoise
+from rcd.decode.terms import Features
 from rcd.decode.trace import Trace
+from rcd.decode.window import Window
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
 
 BROKEN = REPORT.index("broken")
 Record = Callable[[Pass, StepRecord], None]
-
-
-class Window(Protocol):
-    """Which slots a pass computes, and how rows move on: `rcd.decode.blocks.Blocks`, `rcd.decode.canvas.Canvas`."""
-
-    @property
-    def terms(self) -> Terms: ...
-    @property
-    def states(self) -> int:
-        """Blocks of a row that have a step and a carry of their own."""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """Whether no pass reads what another one wrote, so that all layers may share a cache."""
-        ...
-
-    @property
-    def spare(self) -> int:
-        """Positions of the cache beside those that texts need."""
-        ...
-
-    def needs(self, prompt: int, new: int) -> int:
-        """Positions that a request takes."""
-        ...
-
-    def span(self, prompt: int, new: int) -> int:
-        """Positions behind the prompt that events tell of."""
-        ...
-
-    def begin(self, prompt: int, new: int) -> dict[str, int]:
-        """What a row is that enters."""
-        ...
-
-    def serving(self, prompt: int, new: int) -> dict[str, int]:
-        """What the host knows of it."""
-        ...
-
-    def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, tokens of a block) of the passes over the prompt before the first step."""
-        ...
-
-    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
-        """Whether the host must know what the last step did before it can choose the next."""
-        ...
-
-    def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
-        """The rows that the next pass is for."""
-        ...
-
-    def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
-        """Its size where the host lags, rounded up so that few sizes are captured. It changes no token."""
-        ...
-
-    def exact_size(self, serving: Sequence[Serving]) -> Size:
-        """Its size where the host knows all."""
-        ...
-
-    def start_size(self, serving: Sequence[Serving]) -> Size:
-        """That of a pass from which fresh rows start: some of them, the first for certain."""
-        ...
-
-    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
-        """Those rows."""
-        ...
-
-    def due_after_start(self, one: Serving) -> int:
-        """What `due` is of a row that a pass of the target has started."""
-        ...
-
-    def slots(self, size: Size) -> int: ...
-    def several(self, size: Size) -> bool:
-        """Whether so many slots are of the same rows that their order matters."""
-        ...
-
-    @property
-    def prepared(self) -> Callable[..., Pass]: ...
-    @property
-    def starting(self) -> Callable[..., tuple[Tensor, Slots, Tensor, Tensor]]: ...
-    def stored_by_start(self, reference: bool) -> str | None: ...
-    def drawn_start(self, prompt: int, new: int) -> int: ...
-    def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]: ...
-    def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor: ...
-    def refreshed(self, rows: Rows, made: Pass) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -208,9 +124,8 @@ class Units:
         theirs = row == rows.number[:, None]
         bad = (theirs & ~torch.isfinite(read.normaliser).all(-1)).any(1)
         done = rows.fresh & theirs.any(1)
-        stored = window.stored_by_start(reference)
-        if stored is not None:
-            move(rows, done, **{stored: torch.zeros_like(rows.start)})
+        if window.stores_at_start:
+            move(rows, done, **{"referred" if reference else "pending": torch.zeros_like(rows.start)})
         move(
             rows, done, fresh=torch.zeros_like(rows.fresh), active=rows.active & ~bad,
             broken=torch.where(bad, (rows.denoised + 1) * (-1 if reference else 1), rows.broken),
