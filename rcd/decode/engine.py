@@ -285,9 +285,8 @@ class Engine:
             self.stats.idle += sum(row in later.rows for later in self._flying)
             events.append(telling.ended(self, row, one, stored, broken))
             self.drop(row)
-            for model in (self.target, self.reference) if broken else ():
-                if model is not None:
-                    model.cache.clear(row)
+            for model in self.models if broken else ():
+                model.cache.clear(row)
         return events
 
     def _give_up(self) -> list[Event]:

@@ -251,13 +251,13 @@ class DecodeLoop:
     def rest(self) -> bool:
         """Wait for work; True when the thread should end."""
         with self._changed:
-            if self._closed or self._cancelled or any(not line.idle for line in self._lines):
-                return False
-            self._changed.wait(self.linger)
-            if self._closed or self._cancelled or any(not line.idle for line in self._lines):
+            if self._changed.wait_for(self._wanted, self.linger):
                 return False
             self._thread = None
             return True
+
+    def _wanted(self) -> bool:
+        return self._closed or bool(self._cancelled) or any(not line.idle for line in self._lines)
 
 
 _LOOPS: weakref.WeakSet[DecodeLoop] = weakref.WeakSet()
