@@ -41,23 +41,9 @@ def d2f(terms: Terms, capacity: int) -> Blocks:
 @dataclass(frozen=True)
 class Blocks(Window):
     @property
-    def most(self) -> int:
+    def states(self) -> int:
         """Blocks in flight, W."""
         return self.terms.config.blocks_in_flight
-
-    @property
-    def counts_stores(self) -> bool:
-        """Whether the family's own loop stores a finished block in a pass of its own (`Counts.store`)."""
-        return self.terms.config.window == "blockwise"
-
-    @property
-    def absolute(self) -> bool:
-        """Whether blocks begin at multiples of b, or at the prompt's end."""
-        return self.terms.model.attention == "block_causal"
-
-    @property
-    def states(self) -> int:
-        return self.most
 
     # -- the host's part -----------------------------------------------------------------------------------------
 
@@ -76,13 +62,12 @@ class Blocks(Window):
 
     def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
         first = self.origin(prompt)
-        return {"start": first, "ahead": 1}, {"left": first + self.terms.b - prompt, "ahead": min(2, self.most)}
+        return {"start": first, "ahead": 1}, {"left": first + self.terms.b - prompt, "ahead": min(2, self.states)}
 
     def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, tokens of a block): the passes that store what stands before the first decoded block. LLaDA's
-        prompt is one block, and one pass."""
+        """What stands before the first decoded block. LLaDA's prompt is one block, and one pass."""
         end = self.origin(prompt)
-        unit = self.terms.b if self.absolute else end
+        unit = self.terms.b if self.terms.model.attention == "block_causal" else end
         for start in range(0, end, prefill_piece(unit) if end else 1):
             yield start, min(start + prefill_piece(unit), end), unit
 
@@ -90,7 +75,7 @@ class Blocks(Window):
         """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
         have blocks in flight; of the others, for finished blocks, as rows will probably have finished one in the
         step still unheard of."""
-        served = rounded(sum(one.ahead for one in serving), rows * self.most)
+        served = rounded(sum(one.ahead for one in serving), rows * self.states)
         likely = sum(one.left <= math.ceil(rate) for one in serving)
         extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
         return served, served + extra
@@ -107,13 +92,13 @@ class Blocks(Window):
         return size[1]
 
     def several(self, size: Size) -> bool:
-        return size[1] >= 16 and (size[1] > size[0] or self.most > 1)
+        return size[1] >= 16 and (size[1] > size[0] or self.states > 1)
 
     # -- the device's part ---------------------------------------------------------------------------------------
 
     def prepared(self, rows: Rows, served: int, slots: int) -> Pass:
         """Every active row's blocks in flight get a slot each; then finished blocks, as long as there are slots."""
-        b, seen = self.terms.b, Region.of(rows, rows.start, self.most, self.terms, filler=True)
+        b, seen = self.terms.b, Region.of(rows, rows.start, self.states, self.terms, filler=True)
         took, storing, row, block = self._placed(rows, rows.active, rows.pending, served, slots)
         own, going = row[:served], took[row[:served]]
         asked = torch.where(going, own, rows.nobody)
@@ -141,8 +126,8 @@ class Blocks(Window):
         row = (none + rows.nobody).scatter(0, rank, rows.number)[:count]
         newest = (ahead[row] - 1).clamp_min(0)
         # the newest blocks first, then all others from the oldest unstored one on, those that are not there as nobody's
-        back = torch.arange(-self.most, self.most - 1, device=rank.device).repeat_interleave(count)
-        every = row.repeat(2 * self.most - 1)
+        back = torch.arange(-self.states, self.states - 1, device=rank.device).repeat_interleave(count)
+        every = row.repeat(2 * self.states - 1)
         there = (back >= -behind[every]) & (back < ahead[every] - 1) & (every < rows.nobody)
         others = torch.where(there, every, rows.nobody)
         block = torch.cat((newest, torch.where(there, back, 0)))
@@ -170,7 +155,7 @@ class Blocks(Window):
         flying = there & (masks > 0)
         hand_on(rows, made, outcome, flying[made.row, made.block])
         first = (there & ~flying).long().cumprod(-1).sum(-1)
-        left = masks.gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
+        left = masks.gather(1, first.clamp_max(self.states - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)
         ended = rows.ended | (is_end(ids, rows.ends) & made.seen.output).any(-1)
         more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
@@ -181,12 +166,13 @@ class Blocks(Window):
         move(rows, made.storing, pending=rows.pending - rows.ahead.minimum(rows.pending))
         added = another(share, ahead, more, terms.config)
         fresh, behind = rows.fresh | (added & terms.starts), first
-        stored = rows.stored + torch.where(done, 0, first) if self.counts_stores else rows.stored
+        # SDAR's own loop stores a finished block in a pass of its own (`Counts.store`)
+        stored = rows.stored + torch.where(done, 0, first) * (terms.config.window == "blockwise")
         move(
             rows, took, start=rows.start + first * terms.b, pending=behind, ahead=ahead + added.long(), ended=ended,
             fresh=fresh, referred=rows.referred + first, stored=stored,
         )  # fmt: skip
-        likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.most)
+        likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.states)
         zero = torch.zeros_like(left)
         return report(rows, due=rows.pending, ahead=likely, masks=left, step=zero, flying=rows.ahead)
 
@@ -203,17 +189,17 @@ class Blocks(Window):
 
     def _state(self, rows: Rows, row: Tensor, block: Tensor) -> Tensor:
         """Where a block's state is: at its number modulo W."""
-        if self.most == 1:
+        if self.states == 1:
             return row
-        return row * self.most + (rows.start[row] // self.terms.b + block) % self.most
+        return row * self.states + (rows.start[row] // self.terms.b + block) % self.states
 
     def _left(self, needed: Tensor) -> Tensor:
         """[R + 1, W] masks left in each block."""
-        return needed.unflatten(1, (self.most, -1)).sum(-1)
+        return needed.unflatten(1, (self.states, -1)).sum(-1)
 
     def _added(self, rows: Rows) -> Tensor:
         """[R + 1, W]"""
-        return torch.arange(self.most, device=rows.ahead.device) < rows.ahead[:, None]
+        return torch.arange(self.states, device=rows.ahead.device) < rows.ahead[:, None]
 
     def _more(self, rows: Rows, ended: Tensor) -> Tensor:
         """[R + 1] whether blocks are to come: some of the answer is behind those added, and no end token was seen."""
@@ -221,17 +207,17 @@ class Blocks(Window):
 
     def _share(self, rows: Rows, seen: Region, left: Tensor) -> Tensor:
         """[R + 1, W] the decoded part of each block's masks; nobody waits for that of a block alone in flight."""
-        if self.most == 1:
+        if self.states == 1:
             return torch.ones_like(left)
         total = seen.output if self.terms.early else seen.position >= rows.prompt[:, None]
         return decoded_share(self._left(total), left)
 
     def _steps(self, rows: Rows) -> Tensor:
         """[R + 1, W] each block's steps."""
-        if self.most == 1:
+        if self.states == 1:
             return rows.step[:, None]
-        number = rows.start[:, None] // self.terms.b + torch.arange(self.most, device=rows.start.device)
-        return rows.step.view(-1, self.most).gather(1, number % self.most)
+        number = rows.start[:, None] // self.terms.b + torch.arange(self.states, device=rows.start.device)
+        return rows.step.view(-1, self.states).gather(1, number % self.states)
 
     def _placed(
         self, rows: Rows, active: Tensor, pending: Tensor, served: int, slots: int
@@ -248,7 +234,7 @@ class Blocks(Window):
         # a row's own slots are for its blocks in flight or, if it only stores, for its oldest blocks behind
         begin = torch.where(storing, -behind, 0)
         end = torch.where(storing, (ahead - behind).clamp_max(0), torch.where(on, ahead, 0))
-        block = torch.arange(-self.most, self.most, device=at.device).expand(nobody + 1, -1)
+        block = torch.arange(-self.states, self.states, device=at.device).expand(nobody + 1, -1)
         at, turn, behind, begin, end = (value[:, None] for value in (at, turn, behind, begin, end))
         aside = (block >= -behind) & (block < begin)
         place = torch.where(aside, served + turn + block + behind, slots)

@@ -158,28 +158,21 @@ class DecodeConfig(RequestSettings):
         if not isinstance(carry, Carry):
             carry = make(carry or name, own if carry in (None, name) else None)
         window = self._window(model)
-        block = self.block_length or model.block_length
-        if window == "d2f":
-            block = block or D2F_BLOCK
+        block = self.block_length or model.block_length or (D2F_BLOCK if window == "d2f" else None)
         if block is not None and block > model.context_length:
-            raise RCDError(
-                f"a block_length of {block} is more than the model's context of {model.context_length}; lower it."
-            )
+            most = model.context_length
+            raise RCDError(f"a block_length of {block} is more than the model's context of {most}; lower it.")
         room = _room(model, window, block or 1, longest_prompt)
         new = self.max_new_tokens or max(1, min(model.max_new_tokens or DEFAULT_NEW_TOKENS, room))
         if block is None or (self.block_length is None and model.attention == "bidirectional"):
             block = min(block or new, new)
         if 0 < self.residual_scale < 1 and not carry.scalable:
-            raise RCDError(
-                f"the carry {carry.method} is on or off: residual_scale is 0 or 1, not {self.residual_scale}."
-            )
+            scale = self.residual_scale
+            raise RCDError(f"the carry {carry.method} is on or off: residual_scale is 0 or 1, not {scale}.")
         for token in self.stop_ids:
-            if token >= model.vocab_size or token == model.mask_token_id:
-                what = (
-                    "is the mask"
-                    if token == model.mask_token_id
-                    else f"is outside the vocabulary of {model.vocab_size}"
-                )
+            mask = token == model.mask_token_id
+            if mask or token >= model.vocab_size:
+                what = "is the mask" if mask else f"is outside the vocabulary of {model.vocab_size}"
                 raise RCDError(f"the token {token} of stop_ids {what}, so that no answer holds it; leave it out.")
         flying = min(self.blocks_in_flight, -(-model.context_length // block) + 1)
         return replace(

@@ -67,11 +67,9 @@ class Engine:
         made = dict(shared=self.window.shared, passes=config.passes, apart=config.batch_invariant)
         room = capacity + self.window.spare
         self.target = SlotModel(model, rows, room, **made)
-        self.reference = (
-            SlotModel(reference, rows, room, **made, mask=settings.mask_token_id)
-            if reference is not None and carry.needs_reference
-            else None
-        )
+        self.reference = None
+        if reference is not None and carry.needs_reference:
+            self.reference = SlotModel(reference, rows, room, **made, mask=settings.mask_token_id)
         self.version = self._version()  # the packed weights, which this engine may just have put together
         states = (rows + 1) * self.window.states
         with torch.inference_mode():
@@ -111,9 +109,6 @@ class Engine:
     @property
     def models(self) -> list[SlotModel]:
         return [self.target] if self.reference is None else [self.target, self.reference]
-
-    def needs(self, prompt: int, new: int) -> int:
-        return self.window.needs(prompt, new)
 
     @torch.inference_mode()
     def admit(self, request: Request) -> Failed | None:

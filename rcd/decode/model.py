@@ -106,9 +106,8 @@ class SlotModel:
             return self.parts.linear(hidden, head.weight, head.bias)
         return product_by(counts, hidden, head.weight, head.bias)
 
-    def embed(self, ids_NQ: Tensor, carry: Carry | None, state: Any, inject: Tensor, at: At | None) -> Tensor:
+    def embed(self, ids_NQ: Tensor, carry: Carry, state: Any, inject: Tensor, at: At | None) -> Tensor:
         """The input embeddings [N, Q, D], the carry's part among them (Eq. 2)."""
-        assert carry is not None
         embeds = self.model.embed(ids_NQ)
         count = inject.shape[0]
         asked = embeds[:count] if at is None else embeds[at]

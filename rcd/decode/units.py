@@ -88,21 +88,20 @@ class Units:
             self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, asked,
             features.logprobs, None if record is None else partial(record, made),
         )  # fmt: skip
-        known = None if read is None else torch.isfinite(read.normaliser).all(-1)
-        if known is not None:
+        if read is None:
+            report = self.settled(rows, made, outcome)
+        else:
+            known = torch.isfinite(read.normaliser).all(-1)
             outcome = replace(outcome, finite=outcome.finite & known)
-        report = self.settled(rows, made, outcome)
-        if known is not None:
+            report = self.settled(rows, made, outcome)
             theirs = ((made.row == rows.number[:, None]) & ~known).any(1)
             report[:, BROKEN] = torch.where(theirs, -report[:, BROKEN], report[:, BROKEN])
         watched = features.watched or features.logprobs is not None
         return report, Trace.of(rows, made, outcome, window.terms) if watched else None
 
     def launch(self, size: Size, features: Features, rows: tuple[int, ...], record: Record | None = None) -> Report:
-        if record is not None:
-            report, trace = self.step(size, features, record)
-        else:
-            report, trace = self.replay(("step", size, features), lambda: self.step(size, features))
+        step = partial(self.step, size, features, record)
+        report, trace = step() if record is not None else self.replay(("step", size, features), step)
         return self._told(report, trace, rows)
 
     def start(self, size: Size, generators: list[torch.Generator]) -> None:
