@@ -10,7 +10,8 @@ from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from rcd import registry
-from rcd.carry.base import Carry, make
+from rcd.carry.base import Carry
+from rcd.carry.parse import TRAINED, parse_carry
 from rcd.decode.request_settings import RequestSettings, refuse_beyond
 from rcd.errors import RCDError, one_of
 from rcd.models.lm import ModelSettings
@@ -71,8 +72,10 @@ class DecodeConfig(RequestSettings):
 
     block_length: int | None = setting(default=None, ge=1)
     """None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block)."""
-    carry: str | Carry | None = setting(default=None, choices="carry", must="a name or a carry such as Residual()")
-    """A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else `none`."""
+    carry: str | Carry | None = setting(default=None, must="a name or a carry such as Residual()")
+    """A name (`rcd list carry`) or `trained` (what rcd.json says), with settings as in `trained,t_res=0.95`: over a
+    checkpoint that was trained with that carry only these change. A carry such as `Residual(t_res=0.95)` is taken as it
+    is, with none of the checkpoint's own settings. None: what rcd.json says, else `none`."""
     carry_scope: str = setting(default="canvas", choices=("canvas", "block"))
     """On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; `block` only in
     the block being decoded, with a fresh start for each. The paper does not say; Eq. 2 reads as `canvas`."""
@@ -122,6 +125,8 @@ class DecodeConfig(RequestSettings):
         if self.delta_tokens & (self.delta_tokens - 1):
             raise RCDError(f"delta_tokens is a power of two, such as 64, not {self.delta_tokens}.")
         refuse_beyond(self, "refresh_every", "blocks_in_flight", "block_length")
+        if isinstance(self.carry, str) and not self.carry.startswith(TRAINED):
+            parse_carry(self.carry, None)
 
     @property
     def travelling(self) -> Carry:
@@ -153,10 +158,8 @@ class DecodeConfig(RequestSettings):
         self, model: ModelSettings, trained: dict[str, Any] | None = None, longest_prompt: int = 0
     ) -> DecodeConfig:
         """The same with every None filled from the checkpoint; `trained` is rcd.json's carry."""
-        own = dict(trained or {"name": "none"})
-        name, carry = own.pop("name"), self.carry
-        if not isinstance(carry, Carry):
-            carry = make(carry or name, own if carry in (None, name) else None)
+        carry = parse_carry(TRAINED if self.carry is None else self.carry, trained)
+        assert carry is not None
         window = self._window(model)
         block = self.block_length or model.block_length or (D2F_BLOCK if window == "d2f" else None)
         if block is not None and block > model.context_length:
