@@ -58,6 +58,15 @@ class Pipeline:
         self._words = threading.Lock()
         """A tokenizer is one thread's at a time."""
 
+    def __repr__(self) -> str:
+        model, settings = self.model, self.settings
+        size, dtype = sum(parameter.numel() for parameter in model.parameters()), str(model.codebook.dtype)[6:]
+        carry = (self.checkpoint.rcd.carry or {"name": "none"})["name"]
+        return (
+            f"Pipeline({settings.family}, {size:,} parameters, {dtype} on {model.device}, "
+            f"window {settings.window}, block length {settings.block_length}, carry {carry})"
+        )
+
     @property
     def model(self) -> DiffusionLM:
         return self.checkpoint.model
@@ -226,6 +235,13 @@ class Pipeline:
             return " ".join(map(str, ids))
         with self._words:
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def token_text(self, token: int) -> str | None:
+        """A single token as text, a special one too; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        with self._words:
+            return str(self.tokenizer.decode([token]))
 
     def generation(self, event: Finished, seconds: float) -> Generation:
         text = event.text
