@@ -32,7 +32,9 @@ def test_denoising_steps_are_the_forwards_that_could_commit(sdar: rcd.Pipeline) 
     """8 prompt tokens = one prefilled block; two blocks of 8 new tokens; the last block is not stored."""
     result = sdar.generate(list(range(8)), one_a_step("none")).results[0]
     assert result.counts == Counts(denoising=16, prefill=1, store=1)
-    assert (result.tokens, result.forwards, result.tokens_per_step) == (16, 18, 1.0)
+    finished = sdar.submit(list(range(8)), one_a_step("none")).result()  # it tells the same figures
+    for answer in (result, finished):
+        assert (answer.tokens, answer.denoising_steps, answer.forwards, answer.tokens_per_step) == (16, 16, 18, 1.0)
     assert result.tokens_per_forward == pytest.approx(16 / 18)
 
 
