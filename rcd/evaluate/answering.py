@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import queue
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from rcd.decode.events import Event, Failed, Finished
+from rcd.decode.events import Event, Failed, Finished, Step
 from rcd.decode.handle import Events, Handle, lost
 from rcd.errors import RCDError, whole
 
@@ -35,6 +35,24 @@ class Answered:
     the shares of all answers add up to the whole."""
 
 
+@dataclass(frozen=True)
+class Unanswered:
+    """A prompt that is refused, or whose decoding failed; the others go on."""
+
+    number: int
+    error: RCDError
+
+
+@dataclass(frozen=True)
+class Job:
+    """A prompt to decode; its number is the caller's."""
+
+    number: int
+    prompt: Sequence[int]
+    config: DecodeConfig
+    """Resolved, with the prompt's own seed."""
+
+
 def answers(
     pipeline: Pipeline,
     prompts: Sequence[Sequence[int]],
@@ -56,24 +74,36 @@ def answers(
     """
     whole("batch", batch, least=1)
     longest = max(map(len, prompts), default=0)
-    on_cpu = pipeline.model.device.type == "cpu"
     given = [config] * len(prompts) if not isinstance(config, Sequence) else config
-    settled = {
-        each: replace(pipeline.resolve(each, longest), batch_invariant=each.batch_invariant or (exact and on_cpu))
-        for each in set(given)
-    }
+    settled = {each: settle(pipeline, each, longest, exact) for each in set(given)}
     own = [each.seed + number for number, each in enumerate(given)] if seeds is None else seeds
     configs = [replace(settled[each], seed=seed) for each, seed in zip(given, own, strict=True)]
     order = sorted(range(len(prompts)), key=lambda number: (-len(prompts[number]), -configs[number].new_tokens))
     if any(each.oracle for each in configs):
         yield from _one_by_one(pipeline, prompts, configs, order, reference)
         return
-    most = min(batch, len(prompts), MOST_ON_A_CPU if on_cpu else batch)
-    together = _Together(pipeline, prompts, configs, reference, most, probe)
-    try:
-        yield from together.run(deque(order))
-    finally:
-        together.cancel()
+    jobs = [Job(number, prompts[number], configs[number]) for number in order]
+    most = min(rows_for(pipeline, batch), len(prompts))
+    with closing(together(pipeline, jobs, most, reference=reference, probe=probe)) as found:
+        for answer in found:
+            if isinstance(answer, Unanswered):
+                raise answer.error
+            yield answer
+
+
+def settle(pipeline: Pipeline, config: DecodeConfig, longest: int, exact: bool) -> DecodeConfig:
+    """The configuration for prompts of up to so many tokens; `exact`: on a CPU, no bit depends on the batch."""
+    resolved = pipeline.resolve(config, longest)
+    return replace(resolved, batch_invariant=resolved.batch_invariant or (exact and _on_cpu(pipeline)))
+
+
+def rows_for(pipeline: Pipeline, batch: int) -> int:
+    """Prompts that are decoded at once where `batch` are asked for."""
+    return min(batch, MOST_ON_A_CPU) if _on_cpu(pipeline) else batch
+
+
+def _on_cpu(pipeline: Pipeline) -> bool:
+    return pipeline.model.device.type == "cpu"
 
 
 def _one_by_one(
@@ -90,20 +120,39 @@ def _one_by_one(
         yield Answered(number, found, found.seconds)
 
 
+def together(
+    pipeline: Pipeline,
+    jobs: Iterable[Job | Unanswered],
+    rows: int,
+    *,
+    ahead: int = 0,
+    reference: Pipeline | None = None,
+    probe: Callable[[Look], None] | None = None,
+) -> Generator[Answered | Unanswered]:
+    """Every job's answer as soon as it is there, `rows` decoded at once; another one is taken as soon as one has ended,
+    so that there may be any number of them. What is unanswered already is passed on. `ahead`: so many more are queued,
+    so that a row is taken again without a word from here."""
+    running = _Together(pipeline, iter(jobs), rows, ahead, reference, probe)
+    try:
+        yield from running.run()
+    finally:
+        running.cancel()
+
+
 class _Together:
-    """Prompts that are decoded at once, up to so many; another one begins as soon as one has ended."""
+    """Jobs that are decoded at once."""
 
     def __init__(
         self,
         pipeline: Pipeline,
-        prompts: Sequence[Sequence[int]],
-        configs: Sequence[DecodeConfig],
+        jobs: Iterator[Job | Unanswered],
+        rows: int,
+        ahead: int,
         reference: Pipeline | None,
-        most: int,
         probe: Callable[[Look], None] | None,
     ):
-        self.pipeline, self.prompts, self.configs, self.reference = pipeline, prompts, configs, reference
-        self.most, self.probe = most, probe
+        self.pipeline, self.jobs, self.rows, self.most = pipeline, jobs, rows, rows + ahead
+        self.reference, self.probe = reference, probe
         self.events: Events = queue.SimpleQueue()
         self.handles: dict[int, Handle] = {}
         """Of the prompts being decoded, by their numbers."""
@@ -113,35 +162,42 @@ class _Together:
         """The share that a prompt would have if it had been there from the beginning, and when that was brought up to
         date."""
 
-    def run(self, waiting: deque[int]) -> Iterator[Answered]:
-        while waiting or self.handles:
-            self._fill(waiting)
-            found, failed = list[Answered](), None
-            for event in self._ready():
-                if isinstance(event, Finished):
-                    found.append(self._ended(event))
-                elif isinstance(event, Failed):
-                    failed = event
-            if failed is None:
-                self._fill(waiting)  # before the caller grades and writes
-            yield from found
-            if failed is not None:
-                raise RCDError(failed.message)
+    def run(self) -> Iterator[Answered | Unanswered]:
+        while True:
+            yield from (refused := self._fill())
+            if not self.handles:
+                if not refused:
+                    return
+                continue
+            told = [event for event in self._ready() if not isinstance(event, Step)]
+            ended: list[Answered | Unanswered] = [self._ended(event) for event in told]
+            if not any(isinstance(each, Unanswered) for each in ended):
+                ended += self._fill()  # before the caller grades and writes
+            yield from sorted(ended, key=lambda each: isinstance(each, Unanswered))
 
     def cancel(self) -> None:
         for handle in self.handles.values():
             handle.cancel()
 
-    def _fill(self, waiting: deque[int]) -> None:
-        while waiting and len(self.handles) < self.most:
-            number = waiting.popleft()
+    def _fill(self) -> list[Unanswered]:
+        """Take jobs while there is room; returns those that were refused."""
+        refused = list[Unanswered]()
+        while len(self.handles) + len(refused) < self.most and (job := next(self.jobs, None)) is not None:
+            if isinstance(job, Unanswered):
+                refused.append(job)
+                continue
             now = time.perf_counter()
             self._advance(now)
-            self.began[number] = (now, self.clock)
-            self.handles[number] = self.pipeline.submit(
-                self.prompts[number], self.configs[number], reference=self.reference, row=number, wait=True,
-                rows=self.most, events=self.events, probe=self._probe(number),
-            )  # fmt: skip
+            try:
+                handle = self.pipeline.submit(
+                    job.prompt, job.config, reference=self.reference, row=job.number, wait=True, rows=self.rows,
+                    events=self.events, probe=self._probe(job.number),
+                )  # fmt: skip
+            except RCDError as error:
+                refused.append(Unanswered(job.number, error))
+                continue
+            self.began[job.number], self.handles[job.number] = (now, self.clock), handle
+        return refused
 
     def _probe(self, number: int) -> Callable[[Look], None] | None:
         """A loop has numbers of its own for its requests."""
@@ -158,10 +214,13 @@ class _Together:
                 raise lost(event)
         return found  # type: ignore[return-value]
 
-    def _ended(self, event: Finished) -> Answered:
-        self._advance(event.at)
+    def _ended(self, event: Finished | Failed) -> Answered | Unanswered:
+        if isinstance(event, Finished):
+            self._advance(event.at)
         del self.handles[event.row]
         when, clock = self.began.pop(event.row)
+        if isinstance(event, Failed):
+            return Unanswered(event.row, RCDError(event.message))
         return Answered(event.row, self.pipeline.generation(event, event.at - when), self.clock - clock)
 
     def _advance(self, now: float) -> None:

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rcd.carry.base import describe
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, whole
 from rcd.evaluate.answering import Answered, answers
 from rcd.evaluate.grading import grade
 from rcd.evaluate.points import Point
-from rcd.evaluate.provenance import MADE_ON, check_alike, decode_settings, delta_of, dtype_name
+from rcd.evaluate.provenance import MADE_ON, check_alike, conditions, dtype_name
 from rcd.evaluate.records import Folder, Record, read_records, read_run, unfinished
 from rcd.evaluate.statistics import paired, wilson
 from rcd.evaluate.sweep import steps_of
 from rcd.evaluate.wording import counted
-from rcd.models.source import fingerprint
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -61,14 +59,10 @@ def settings_of(
     vocabulary: int,
     dtype: str | None,
 ) -> dict[str, Any]:
-    """What the results depend on; `config` is resolved. The batch is not in it, nor the number of processes. `dtype`:
-    None where it is not known before the model is loaded."""
-    carry = config.travelling
+    """What the results depend on; `config` is resolved. The batch is not in it, nor the number of processes."""
     return {
-        "model": model, "model_fingerprint": fingerprint(model), "task": task, "items": len(problems),
-        "items_digest": digest(problems), "samples": samples, "carry": describe(carry),
-        "dtype": dtype, "delta": delta_of(carry, config.delta, vocabulary), "decode": decode_settings(config),
-        "reference": reference, "reference_fingerprint": None if reference is None else fingerprint(reference),
+        "task": task, "items": len(problems), "items_digest": digest(problems), "samples": samples,
+        **conditions(model, config, reference, vocabulary=vocabulary, dtype=dtype),
     }  # fmt: skip
 
 

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from rcd.carry.base import Carry, make
+from rcd.carry.base import Carry, describe, make
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
+from rcd.models.source import fingerprint
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -43,6 +44,27 @@ def delta_of(carry: Carry, delta: str | None, vocabulary: int) -> str | None:
     if not carry.expects:
         return None
     return "kept" if DecodeConfig(delta=delta).keeps(vocabulary) else "exact"
+
+
+def conditions(
+    model: str, config: DecodeConfig, reference: str | None = None, *, vocabulary: int, dtype: str | None
+) -> dict[str, Any]:
+    """What the answers of a model depend on, but for what it is asked; `config` is resolved. `dtype`: None where it is
+    not known before the model is loaded."""
+    carry = config.travelling
+    return {
+        "model": model, "model_fingerprint": fingerprint(model), "carry": describe(carry), "dtype": dtype,
+        "delta": delta_of(carry, config.delta, vocabulary), "decode": decode_settings(config), "reference": reference,
+        "reference_fingerprint": None if reference is None else fingerprint(reference),
+    }  # fmt: skip
+
+
+def differing(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """The settings that are not the same. Those of another carry are others anyway: its name says it all."""
+    keys = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
+    if "carry.name" not in keys:
+        return keys
+    return [key for key in keys if key == "carry.name" or not (key.startswith("carry.") or key == "delta")]
 
 
 def comparable(run: dict[str, Any], beside: dict[str, Any]) -> dict[str, Any]:

@@ -7,19 +7,18 @@ processes work, a `records-K.jsonl` for each.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rcd.errors import RCDError, unwritable
-from rcd.evaluate.provenance import MADE_ON, comparable
+from rcd.evaluate.journal import ROOM, Journal, line_of, write_whole
+from rcd.evaluate.provenance import MADE_ON, comparable, differing
 from rcd.evaluate.wording import counted
 
 RUN, RECORDS = "run.json", "records.jsonl"
 ITEMS = ("items", "items_digest")
-ROOM = "make room and run the same command again: nothing is lost"
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Folder:
         self, path: str | Path, settings: dict[str, Any], digest_of: Callable[[int], str] | None = None
     ) -> None:
         self.path, self.settings, self._digest_of = Path(path), settings, digest_of
-        self._file: IO[str] | None = None
+        self._journal: Journal | None = None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if (self.path / RUN).is_file():
@@ -76,25 +75,25 @@ class Folder:
 
     def _write_run(self, content: dict[str, Any]) -> None:
         try:
-            _write(self.path / RUN, json.dumps(content, indent=1) + "\n")
+            write_whole(self.path / RUN, json.dumps(content, indent=1) + "\n")
         except OSError as error:
             raise unwritable("the results", self.path, error) from error
 
     def _check(self) -> None:
         run = read_run(self.path)
         held, wanted = comparable(run, self.settings), comparable(self.settings, run)
-        differing = [key for key in _differing(held, wanted) if not self._unsaid(key, held, wanted)]
-        if set(differing) == set(ITEMS) and held["items"] > wanted["items"]:
+        other = [key for key in differing(held, wanted) if not self._unsaid(key, held, wanted)]
+        if set(other) == set(ITEMS) and held["items"] > wanted["items"]:
             short = unfinished(self.path)
             what = f"an unfinished run ({short})" if short else counted(held["items"], "item")
             raise RCDError(
                 f"{self.path} holds {what}, more than the {wanted['items']:,} asked for; ask for {held['items']:,} or "
                 "more (--limit), or choose another --output."
             )
-        if set(differing) == set(ITEMS) and self._are_first(held):
+        if set(other) == set(ITEMS) and self._are_first(held):
             return
-        if differing:
-            told = [f"{key}: {held.get(key)!r} -> {wanted.get(key)!r}" for key in differing]
+        if other:
+            told = [f"{key}: {held.get(key)!r} -> {wanted.get(key)!r}" for key in other]
             raise RCDError(
                 f"{self.path} holds results of other settings ({'; '.join(told)}); choose another --output, or the "
                 "same settings to go on."
@@ -111,21 +110,15 @@ class Folder:
 
     def append(self, records: Iterable[Record], process: int | None = None) -> None:
         """Written and flushed to the disk before this returns."""
-        try:
-            if self._file is None:
-                name = RECORDS if process is None else f"records-{process}.jsonl"
-                repair(self.path / name)
-                self._file = (self.path / name).open("a", encoding="utf-8")
-            self._file.write("".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records))
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise unwritable("the records", self.path, error, ROOM) from error
+        if self._journal is None:
+            name = RECORDS if process is None else f"records-{process}.jsonl"
+            self._journal = Journal(self.path / name, "the records")
+        self._journal.append(map(asdict, records))
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
     def read(self) -> list[Record]:
         return read_records(self.path)
@@ -135,9 +128,8 @@ class Folder:
         self.close()
         found = {record.key: record for record in self.read()}
         records = [found[key] for key in order if key in found]
-        text = "".join(json.dumps(asdict(record), ensure_ascii=False) + "\n" for record in records)
         try:
-            _write(self.path / RECORDS, text)
+            write_whole(self.path / RECORDS, "".join(line_of(asdict(record)) for record in records))
             for part in self.path.glob("records-*.jsonl"):
                 part.unlink()
         except OSError as error:
@@ -155,14 +147,6 @@ def unfinished(folder: str | Path) -> str | None:
     run, done = read_run(folder), len(read_records(folder))
     total = run["items"] * run["samples"]
     return f"{done:,} of {total:,} answered" if done < total else None
-
-
-def _differing(held: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """The settings that are not the same. Those of another carry are others anyway: its name says it all."""
-    keys = [key for key in {**held, **wanted} if held.get(key) != wanted.get(key)]
-    if "carry.name" not in keys:
-        return keys
-    return [key for key in keys if key == "carry.name" or not (key.startswith("carry.") or key == "delta")]
 
 
 def read_run(folder: str | Path) -> dict[str, Any]:
@@ -196,22 +180,3 @@ def read_records(folder: str | Path) -> list[Record]:
                 ) from error
             found.setdefault(record.key, record)
     return list(found.values())
-
-
-def repair(path: Path) -> int:
-    """Cut a half-written last line off; returns how many bytes went."""
-    if not path.is_file():
-        return 0
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return len(content) - whole
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all."""
-    scratch = path.with_name(f".{path.name}.writing")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)

@@ -16,7 +16,7 @@ ROOT = Path(rcd.__file__).parent
 ORDER = [
     "residual", "kernels", "diffusion", "carry", "data", "models", "train", "recipes", "decode", "generation", "asking",
     "api",
-    "evaluate", "bench", "cli",
+    "evaluate", "batch", "bench", "cli",
 ]  # fmt: skip
 # files that still ask a carry for its class, until they are rewritten; none may be added
 STILL_ASKING = {"evaluate/ablation.py", "evaluate/calibration.py"}  # fmt: skip

@@ -17,7 +17,8 @@ from rcd.data.tasks.base import Problem, problems
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate.evaluation import compare_runs, evaluate, interval, point_of, summary
-from rcd.evaluate.records import Record, read_records, read_run, repair
+from rcd.evaluate.journal import repair
+from rcd.evaluate.records import Record, read_records, read_run
 from tests.processes import FAILSAFE, GatedChild
 
 NAME = "bundled:sdar-rcd"
