@@ -20,6 +20,7 @@ check: $(READY)
 	$(BIN)/python -m tests.equivalence.stress --threads 8 --calls 200
 	$(BIN)/python -m tests.equivalence.stress --cancel
 	$(BIN)/python tests/fixtures/golden/make.py --check
+	$(BIN)/python -m pytest -n 0 tests/check
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import typer
 from rcd.cli import options as opt
 from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note, note_task, note_window
+from rcd.cli.progress import EVERY, clock
 from rcd.errors import whole
 from rcd.evaluate.wording import counted, too_few
 
@@ -25,8 +26,6 @@ Limit = Annotated[int | None, typer.Option(help="Only the first so many items.")
 TaskSeed = Annotated[int, typer.Option(help="Of generated problems (words, sudoku, mixed).")]
 TaskPath = Annotated[Path | None, typer.Option(help="A JSONL file of the task's items, instead of the hub.")]
 Batch = Annotated[int, typer.Option(help="Rows at once, on a GPU.")]
-EVERY = 20.0
-"""Seconds between two lines of progress where the output is no terminal."""
 
 
 @decoding("threshold", "block_length", "max_new_tokens", "temperature", "seed", max_new_tokens=opt.TASKS_LENGTH)
@@ -146,16 +145,10 @@ def progress(prefix: str = "") -> Say:
         last[0] = now
         fresh = max(1, done - first[0])
         left = (now - began) / fresh * (total - done)
-        text = f"{prefix}{done}/{total}  {100 * right / max(1, done):.1f}% right  {_clock(left)} left"
+        text = f"{prefix}{done}/{total}  {100 * right / max(1, done):.1f}% right  {clock(left)} left"
         end = "\n" if done >= total or not moving else ""
         print(
             f"\r\033[K{text}" if moving else text, end=end or ("\n" if not moving else ""), file=sys.stderr, flush=True
         )
 
     return say
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

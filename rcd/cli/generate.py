@@ -6,21 +6,24 @@ import json
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rcd.cli import options as opt
 from rcd.cli.flags import ALL, Given, decoding, flag_of
 from rcd.cli.notes import note, note_unknown, note_window, unknown_words
+from rcd.errors import RCDError
 
 if TYPE_CHECKING:
     from rcd.api import Generation
 
+BATCH = "Batch"
+
 
 @decoding(ALL, carry=True)
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from standard input.")] = None,
     model: opt.Model = opt.DEFAULT_MODEL,
     carry: Annotated[
         str | None,
@@ -38,6 +41,26 @@ def generate(
     ] = None,
     ids: Annotated[bool, typer.Option("--ids", help="The prompt is token ids, separated by spaces or commas.")] = False,
     as_json: opt.Json = False,
+    input: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead of PROMPT: a JSONL file of prompts (docs/batch.md); - is a pipe.", rich_help_panel=BATCH
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", help="The file of the answers; the same one goes on; - is a pipe.", rich_help_panel=BATCH
+        ),
+    ] = None,
+    batch: Annotated[int, typer.Option(help="Rows at once, on a GPU.", rich_help_panel=BATCH)] = 32,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Over the Ray cluster of RAY_ADDRESS.", rich_help_panel=BATCH)
+    ] = False,
+    actors: Annotated[
+        int | None,
+        typer.Option(help="With --ray: models held; by default one a GPU, else one a machine.", rich_help_panel=BATCH),
+    ] = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
     threads: opt.Threads = None,
@@ -48,7 +71,22 @@ def generate(
     shift: opt.Shift = None,
     revision: opt.Revision = None,
 ) -> None:
-    """Decode PROMPT with a diffusion language model."""
+    """Decode PROMPT, or a file of prompts, with a diffusion language model."""
+    overrides: dict[str, Any] = dict(
+        family=family, revision=revision, mask_token_id=mask_token_id, eos_token_ids=eos_token_id or None,
+        attention=attention, shift=shift,
+    )  # fmt: skip
+    if input is not None or output is not None or ray:
+        given, answers = _batch_files(prompt, input, output, ids, as_json)
+        from rcd.batch.running import Source
+        from rcd.cli.batch import Batch, run
+
+        source = Source(model, reference, device, dtype, threads, overrides)
+        run(Batch(given, answers, source, decoding, carry, chat, batch, ray, actors))
+        return
+    if prompt is None:
+        raise RCDError("there is no prompt; give one, or a file of prompts with --input.")
+
     from rcd.api import load
     from rcd.models.threads import limit_threads
 
@@ -58,10 +96,7 @@ def generate(
         decoding.chosen(carry, None)
     tokens = _parse_ids(question) if ids else None
 
-    pipeline = load(
-        model, device=device, dtype=dtype, family=family, revision=revision, mask_token_id=mask_token_id,
-        eos_token_ids=eos_token_id or None, attention=attention, shift=shift,
-    )  # fmt: skip
+    pipeline = load(model, device=device, dtype=dtype, **overrides)
     second = load(reference, device=device, dtype=dtype) if reference else None
     limit_threads([pipeline, second], threads)
     chosen, idle = decoding.chosen(carry, pipeline.checkpoint.rcd.carry)
@@ -96,6 +131,19 @@ def generate(
     print(summary(result), file=sys.stderr)
 
 
+def _batch_files(
+    prompt: str | None, input: str | None, output: str | None, ids: bool, as_json: bool
+) -> tuple[str, str]:
+    if prompt is not None:
+        raise RCDError("a prompt and --input, --output or --ray exclude one another; leave the prompt out.")
+    if input is None or output is None:
+        raise RCDError("a batch needs both --input and --output; - stands for a pipe.")
+    if ids or as_json:
+        flag = "--ids" if ids else "--json"
+        raise RCDError(f"{flag} is for a single prompt; the lines of --input and --output are JSON anyway.")
+    return input, output
+
+
 def _note_empty(result: Generation) -> None:
     if not result.text.strip():
         why = "ended its text at once" if result.tokens <= 1 else "wrote tokens without text"
@@ -103,8 +151,6 @@ def _note_empty(result: Generation) -> None:
 
 
 def _parse_ids(text: str) -> list[int]:
-    from rcd.errors import RCDError
-
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError as error:

@@ -27,15 +27,16 @@ def line_of(row: dict[str, Any]) -> str:
 class Journal:
     """A file that grows by whole lines. One process at a time may add to it."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        """`what` is what a sentence about it calls its lines, such as `the records`."""
+    def __init__(self, path: Path, what: str, wait: bool = False) -> None:
+        """`what` is what a sentence about it calls its lines, such as `the records`. `wait`: until another process that
+        has the file is done with it, instead of a refusal."""
         self.path, self.what = path, what
         try:
             repair(path)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise unwritable(what, path.parent, error, ROOM) from error
-        _lock(self._file, path)
+        _lock(self._file, path, wait)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         """Written and flushed to the disk before this returns."""
@@ -50,14 +51,14 @@ class Journal:
         self._file.close()
 
 
-def _lock(file: Any, path: Path) -> None:
+def _lock(file: Any, path: Path, wait: bool) -> None:
     """Until the file is closed, or the process is gone."""
     try:
         import fcntl
     except ImportError:  # no Unix
         return
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError as error:
         raise RCDError(
             f"another process is writing to {path}; wait for its end, or choose another --output."

@@ -1,0 +1,193 @@
+"""The input of a batch: JSON lines, each a prompt (text, chat messages or token ids) with settings of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from rcd.decode.config import REQUEST, DecodeConfig
+from rcd.errors import RCDError, first_line, no_setting, reason
+from rcd.evaluate.answering import Job, settle
+
+if TYPE_CHECKING:
+    from rcd.api import Pipeline
+
+Lines = Iterable[tuple[int, bytes]]
+"""Numbers and contents."""
+STREAM = "-"
+"""Standard input, or standard output."""
+PROMPTS = ("prompt", "messages", "ids")
+FIELDS = ("id", *PROMPTS, *REQUEST)
+ENGINES = tuple(f.name for f in fields(DecodeConfig) if f.name not in REQUEST)
+"""Settings that all lines share."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the input, read and checked."""
+
+    number: int
+    """From 1, blank lines counted."""
+    prompt: Any
+    """A text, chat messages or token ids."""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def read_object(content: bytes) -> dict[str, Any]:
+    """The line as JSON."""
+    try:
+        row = json.loads(content.decode("utf-8-sig"), parse_constant=_no_number)
+    except UnicodeDecodeError as error:
+        raise RCDError("it is no text in UTF-8.") from error
+    except json.JSONDecodeError as error:
+        raise RCDError(f"it is no valid JSON ({error.msg.lower()}, at character {error.pos + 1}).") from error
+    except RecursionError as error:
+        raise RCDError("its JSON is nested too deeply.") from error
+    except ValueError as error:
+        raise RCDError(f"it is no valid JSON ({first_line(error).lower()}).") from error
+    if not isinstance(row, dict):
+        raise RCDError("it is no JSON object.")
+    return row
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON's")
+
+
+def parse(number: int, row: dict[str, Any]) -> Line:
+    """The prompt of a line and its settings."""
+    given = [name for name in PROMPTS if row.get(name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise RCDError(f"a line has one of prompt, messages and ids, and this one has {found}.")
+    for name in row:
+        if name in ENGINES:
+            raise RCDError(f"{name} is a setting of all lines; give it on the command line.")
+        if name not in FIELDS:
+            raise no_setting("a line", name, FIELDS)
+    (kind,) = given
+    _check(kind, row[kind])
+    return Line(number, row[kind], {name: row[name] for name in REQUEST if name in row})
+
+
+def _check(kind: str, value: Any) -> None:
+    if kind == "prompt" and not isinstance(value, str):
+        raise RCDError(f"prompt is a text, not {_short(value)}.")
+    if kind == "ids":
+        odd = value if not isinstance(value, list) else next((one for one in value if type(one) is not int), None)
+        if odd is not None:
+            raise RCDError(f"ids is a list of whole numbers, not {_short(odd)}.")
+    if kind == "messages":
+        good = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
+        if not (good and all(isinstance(one.get(name), str) for one in value for name in ("role", "content"))):
+            raise RCDError('messages is a list of objects such as {"role": "user", "content": "a text"}.')
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def job(pipeline: Pipeline, line: Line, config: DecodeConfig, chat: bool | None) -> Job:
+    """The line as decoding takes it. A line draws by the run's seed and its own number, or by its own seed."""
+    own = {"seed": (config.seed + line.number - 1) % 2**64, **line.settings}
+    asked = replace(config, **own)
+    if not line.prompt:
+        raise RCDError("its prompt is empty.")
+    text = isinstance(line.prompt, str)
+    try:
+        (ids,) = pipeline.encode([line.prompt], chat if text else None)
+    except RCDError:
+        raise
+    except Exception as error:  # a chat template is a program of the checkpoint's: it may raise anything
+        raise RCDError(f"the chat template does not take these messages ({first_line(error)}).") from error
+    return Job(line.number, ids, settle(pipeline, asked, len(ids), exact=True))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What one pass over an input finds: sixteen bytes a line."""
+
+    numbers: array[int]
+    """Of the lines that are not blank."""
+    offsets: array[int]
+    """Where they begin in the file."""
+    digest: str
+
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def last(self) -> int:
+        return self.numbers[-1] if self.numbers else 0
+
+    def without(self, held: Container[int], first: int = 0, every: int = 1) -> Scan:
+        """The lines that are not held; of several processes, the share of one."""
+        numbers, offsets = array("q"), array("q")
+        for number, offset in zip(self.numbers[first::every], self.offsets[first::every], strict=True):
+            if number not in held:
+                numbers.append(number)
+                offsets.append(offset)
+        return Scan(numbers, offsets, self.digest)
+
+
+class Input:
+    """The file of prompts, or standard input; read as a stream."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = None if str(path) == STREAM else Path(path)
+        if self.path is not None and self.path.is_dir():
+            raise RCDError(f"{self.path} is a folder; give a JSONL file as --input.")
+
+    @property
+    def name(self) -> str:
+        return "standard input" if self.path is None else str(self.path)
+
+    @property
+    def again(self) -> bool:
+        """Whether it can be read more than once."""
+        return self.path is not None and (self.path.is_file() or not self.path.exists())
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        """(number, content) of every line that is not blank."""
+        for number, _, content in self._lines():
+            yield number, content
+
+    def at(self, numbers: Iterable[int], offsets: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Some of the lines, by where they begin in the file."""
+        with self._reading() as file:
+            for number, offset in zip(numbers, offsets, strict=True):
+                file.seek(offset)
+                yield number, file.readline().strip()
+
+    def scan(self) -> Scan:
+        digest, numbers, offsets = hashlib.sha256(), array("q"), array("q")
+        for number, offset, content in self._lines():
+            digest.update(b"%d %d " % (number, len(content)) + content)
+            numbers.append(number)
+            offsets.append(offset)
+        return Scan(numbers, offsets, digest.hexdigest()[:16])
+
+    def _lines(self) -> Iterator[tuple[int, int, bytes]]:
+        offset = 0
+        with self._reading() as file:
+            for number, line in enumerate(file, 1):
+                if content := line.strip():
+                    yield number, offset, content
+                offset += len(line)
+
+    @contextmanager
+    def _reading(self) -> Iterator[IO[bytes]]:
+        try:
+            with open(sys.stdin.fileno(), "rb", closefd=False) if self.path is None else self.path.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise RCDError(f"the input {self.name} cannot be read ({reason(error)}); give another file.") from error
