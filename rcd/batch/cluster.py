@@ -6,6 +6,7 @@ Only the places of lines travel to the actors, so the input must be readable at 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from array import array
 from collections.abc import Callable, Generator, Iterator
@@ -76,7 +77,6 @@ class Cluster:
         self.work = work.elsewhere()
         with _sentences(self.ray):
             if not self.ray.is_initialized():
-                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
                 self.ray.init(log_to_driver=False, logging_level="ERROR")
         gpus = int(self.ray.cluster_resources().get("GPU", 0))
         self.each: dict[str, float] = {"num_gpus": 1} if gpus else {"num_cpus": CPUS}
@@ -113,12 +113,19 @@ class Cluster:
                 yield json.loads(row["record"])
 
 
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+"""Nothing is reported to anyone, and Ray's files alone say what goes on inside; who has set one of them keeps it."""
+
+
 def _ray() -> Any:
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
         import ray.data
     except ImportError as error:
         raise RCDError("--ray needs Ray: pip install 'residual-context-diffusion[ray]'.") from error
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     return ray
 
 
