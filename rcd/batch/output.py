@@ -23,6 +23,7 @@ from rcd.errors import RCDError, unwritable
 from rcd.evaluate.journal import ROOM, Journal, line_of, write_whole
 from rcd.evaluate.provenance import comparable, differing
 from rcd.evaluate.wording import counted
+from rcd.terminal import neutral_json
 
 WHAT = "the answers"
 _NUMBER = re.compile(rb'\{"line": (\d+)[,}]')
@@ -196,7 +197,8 @@ class Ordered:
         while self.turn and self.turn[0] in self.held:
             number = self.turn.popleft()
             found = self.held.pop(number)
-            self.out.write(line_of(found))
+            line = line_of(found)
+            self.out.write(neutral_json(line) if self.out.isatty() else line)
             self.answered += "error" not in found
             self.bad += [number] if "error" in found else []
         self.out.flush()

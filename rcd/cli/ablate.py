@@ -16,6 +16,7 @@ from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note
 from rcd.errors import RCDError, number, one_of, unwritable, whole
 from rcd.evaluate.wording import counted, too_few
+from rcd.terminal import show
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -121,7 +122,7 @@ def ablate(
     if as_json:
         print(json.dumps(found))
     else:
-        print("\n".join([*(too_few(len(problems)) if tables else []), f"tables and figures: {output}"]))
+        show("\n".join([*(too_few(len(problems)) if tables else []), f"tables and figures: {output}"]))
     if any("error" in row for name, each in found.items() if name != NORMS for row in each["rows"]):
         raise typer.Exit(1)
 

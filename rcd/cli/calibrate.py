@@ -14,6 +14,7 @@ from rcd.cli.ablate import Shots, beside, configured, items
 from rcd.cli.flags import Given, decoding
 from rcd.errors import RCDError, one_of, whole
 from rcd.evaluate.wording import counted, too_few
+from rcd.terminal import show
 
 
 @decoding("threshold", "max_new_tokens", max_new_tokens=opt.TASKS_LENGTH)
@@ -73,7 +74,7 @@ def calibrate(
         found["against"] = reference
         found |= calibration.calibrate(
             pipeline, second, problems, config, base, masks=masks, draws=draws, batch=batch,
-            say=lambda text: None if quiet else print(text, file=sys.stderr),
+            say=lambda text: None if quiet else show(text, sys.stderr),
         )  # fmt: skip
     if as_json:
         print(json.dumps(found))

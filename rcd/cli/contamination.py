@@ -14,6 +14,7 @@ from rcd.cli import evaluate as own
 from rcd.cli import options as opt
 from rcd.cli.flags import Given, decoding
 from rcd.errors import RCDError, whole
+from rcd.terminal import show
 
 
 @decoding("threshold", "block_length", "max_new_tokens", max_new_tokens=opt.TASKS_LENGTH)
@@ -65,6 +66,6 @@ def contamination(
                 pipeline, sets, config, output or scratch, model=model, reference=second, batch=batch,
                 progress=own.progress,
             )  # fmt: skip
-    print(json.dumps({**found, "skipped": skipped}) if as_json else "\n".join(lines(found, skipped)))
+    show(json.dumps({**found, "skipped": skipped}) if as_json else "\n".join(lines(found, skipped)))
     if skipped:
         raise typer.Exit(1)

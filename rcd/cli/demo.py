@@ -19,6 +19,7 @@ from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note
 from rcd.errors import RCDError, one_of, unwritable, whole
 from rcd.evaluate.wording import FEW, counted, signed
+from rcd.terminal import neutral
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -203,15 +204,14 @@ def _one_problem(
     """One problem, decoded by both in step with one another."""
     from rich.live import Live
 
-    from rcd.cli.live import SHADES, Canvas
+    from rcd.cli.live import Canvas, legend
     from rcd.decode.config import DecodeConfig
     from rcd.decode.events import Finished, Step
     from rcd.evaluate.grading import grade
 
     console.print(f"[bold]One of them:[/bold] {_question(problem)}", highlight=False)
     if console.is_terminal:
-        shades = f"{SHADES[0]} a mask, {' '.join(SHADES[1:])} a mask with its last prediction, darker by its weight"
-        console.print(shades, style="dim", highlight=False)
+        console.print(legend(1.0))
     config = DecodeConfig(threshold=threshold)
     canvases = {
         side: Canvas(pipeline, pipeline.resolve(config).travelling.strongest) for side, pipeline in pipelines.items()
@@ -258,6 +258,8 @@ def _answer(canvas: Canvas, problem: Problem) -> Text:
         return canvas.text()
     from rich.text import Text
 
+    from rcd.cli.live import NEW
+
     out, ends = Text(), set(canvas.pipeline.settings.eos_token_ids)
     for position in range(max([*canvas.tokens, *canvas.masks], default=-1) + 1):
         token = canvas.tokens.get(position)
@@ -270,7 +272,7 @@ def _answer(canvas: Canvas, problem: Problem) -> Text:
             out.append(*canvas.shade(position))
             out.append(" ")
         else:
-            out.append(f"{text} ", style="bold green" if position in canvas.new else "")
+            out.append(f"{neutral(text)} ", style=NEW if position in canvas.new else "")
     return out
 
 

@@ -17,6 +17,7 @@ from rcd.cli.notes import note, note_task, note_window
 from rcd.cli.progress import EVERY, clock
 from rcd.errors import whole
 from rcd.evaluate.wording import counted, too_few
+from rcd.terminal import neutral, show
 
 if TYPE_CHECKING:
     from rcd.evaluate.evaluation import Say
@@ -85,7 +86,7 @@ def evaluate(
         )  # fmt: skip
     if state.is_main_process:
         note_places(figures)
-        print(json.dumps(figures) if as_json else "\n".join(told(figures, output)))
+        show(json.dumps(figures) if as_json else "\n".join(told(figures, output)))
 
 
 def compare(
@@ -103,7 +104,7 @@ def compare(
         print(json.dumps(found))
         return
     for name, folder in (("base", base), ("other", other)):
-        print("\n".join(told(found[name], folder)))
+        show("\n".join(told(found[name], folder)))
     print(
         f"difference  {found['difference']:+.2f} points [{found['low']:+.2f}, {found['high']:+.2f}], "
         f"{found['gained']} gained, {found['lost']} lost, p {found['p']:.3g}"
@@ -140,12 +141,13 @@ def progress(prefix: str = "") -> Say:
         if first[0] < 0:
             first[0] = done - 1
         moving = sys.stderr.isatty()
+        name = neutral(prefix) if moving else prefix
         if done < total and now - last[0] < (0.5 if moving else EVERY):
             return
         last[0] = now
         fresh = max(1, done - first[0])
         left = (now - began) / fresh * (total - done)
-        text = f"{prefix}{done}/{total}  {100 * right / max(1, done):.1f}% right  {clock(left)} left"
+        text = f"{name}{done}/{total}  {100 * right / max(1, done):.1f}% right  {clock(left)} left"
         end = "\n" if done >= total or not moving else ""
         print(
             f"\r\033[K{text}" if moving else text, end=end or ("\n" if not moving else ""), file=sys.stderr, flush=True

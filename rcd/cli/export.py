@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rcd.errors import RCDError
+from rcd.terminal import show
 
 
 def export(
@@ -22,4 +23,4 @@ def export(
     if not (run / "train.json").is_file():
         raise RCDError(f"{run} is no stage of a run: it has no train.json; give OUTPUT/reference or OUTPUT/target.")
     written = export_checkpoint(run, json.loads((run / "train.json").read_text()), output, step)
-    print(f"step {written} of {run} is in {output}")
+    show(f"step {written} of {run} is in {output}")

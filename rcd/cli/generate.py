@@ -14,6 +14,7 @@ from rcd.cli import options as opt
 from rcd.cli.flags import ALL, Given, decoding, flag_of
 from rcd.cli.notes import note, note_unknown, note_window, unknown_words
 from rcd.errors import RCDError
+from rcd.terminal import neutral_json
 
 if TYPE_CHECKING:
     from rcd.api import Generation
@@ -114,19 +115,20 @@ def generate(
 
     if as_json:
         result = pipeline.generate(encoded, config, reference=second).results[0]
-        print(json.dumps(result.to_dict(pipeline.token_text), ensure_ascii=False))
+        print(neutral_json(json.dumps(result.to_dict(pipeline.token_text), ensure_ascii=False)))
         _note_empty(result)
         return
 
     if config.logprobs is not None:
         note("--logprobs: shown with --json alone")
-    from rcd.cli.live import follow, summary
+    from rcd.cli.live import Stopped, follow, summary
 
     began = time.perf_counter()
-    done = follow(pipeline, pipeline.stream(encoded, config, reference=second), most=config.travelling.strongest)
+    try:
+        done = follow(pipeline, pipeline.stream(encoded, config, reference=second), most=config.travelling.strongest)
+    except Stopped as stopped:
+        raise opt.Interrupted(stopped.told) from stopped
     result = pipeline.generation(done, time.perf_counter() - began)
-    if not sys.stdout.isatty():
-        print(result.text)
     _note_empty(result)
     print(summary(result), file=sys.stderr)
 

@@ -69,12 +69,15 @@ def info(
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from rcd.terminal import neutral
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for key, value in facts.items():
-        table.add_row(key.replace("_", " "), _readable(value))
+        table.add_row(key.replace("_", " "), Text(neutral(_readable(value))))
     Console(soft_wrap=False).print(table)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from rcd.errors import RCDError
 from rcd.evaluate.wording import counted
+from rcd.terminal import neutral, show
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
@@ -26,8 +27,20 @@ STOPS = {
     "stop": "a stop string or stop token ended it",
     "length": "the length was reached",
 }
-SHADES = "·░▒▓█"
-"""A mask by its alpha: none yet, then in quarters of the largest that the carry gives."""
+SHADES, END = "·░▒▓█", "⏹"
+"""A mask by its alpha: none yet, then in quarters of the largest that the carry gives; a place behind the end."""
+NEW = "bold green"
+"""The style of what was committed in the last step."""
+GAP = "…"
+"""Masks in a text that was cut short."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C while an answer was decoded; what was committed by then has been printed."""
+
+    def __init__(self, text: str, told: str) -> None:
+        super().__init__(told)
+        self.text, self.told = text, told
 
 
 def shade(alpha: float, most: float = 1.0) -> tuple[str, str]:
@@ -37,6 +50,19 @@ def shade(alpha: float, most: float = 1.0) -> tuple[str, str]:
     warmth = min(1.0, alpha / most)
     level = min(len(SHADES) - 1, 1 + int(warmth * (len(SHADES) - 1)))
     return SHADES[level], f"rgb({int(90 + 150 * warmth)},{int(150 + 20 * warmth)},{int(220 - 130 * warmth)})"
+
+
+def legend(most: float) -> Text:
+    """What a reader of the live view sees; `most` is the alpha of the darkest shade, 0 without a carry."""
+    out = Text(f"{SHADES[0]} mask", style="dim")
+    if most > 0:
+        out.append("  ")
+        for level, character in enumerate(SHADES[1:], 1):
+            out.append(character, style=shade(most * (level - 0.5) / (len(SHADES) - 1), most)[1])
+        out.append(" mask with its last prediction, by weight")
+    out.append(f"  {END} end  ")
+    out.append("new", style=f"not dim {NEW}")
+    return out.append(" in this step")
 
 
 class Canvas:
@@ -76,21 +102,40 @@ class Canvas:
 
     def text(self) -> Text:
         if self.cut is not None:
-            return Text(self.cut)
-        out, ends = Text(), set(self.pipeline.settings.eos_token_ids)
-        length = max([*self.tokens, *self.masks], default=-1) + 1
-        for kind, run in groupby(range(length), key=lambda position: self._kind(position, ends)):
-            positions = list(run)
+            return Text(neutral(self.cut))
+        out = Text()
+        for kind, positions in self._runs():
             if kind == "mask":
-                out.append(" " if out.plain and not out.plain.endswith((" ", "\n")) else "")
+                out.append("" if not out.plain or out.plain[-1].isspace() else " ")
                 for position in positions:
                     out.append(*self.shade(position))
             elif kind == "end":
-                out.append("⏹" * (len(positions) if self.masks else 0), style="dim")
+                out.append(_apart(out.plain, END * (len(positions) if self.masks else 0)), style="dim")
             else:
-                words = self._words([self.tokens[position] for position in positions])
-                out.append(words if out.plain else words.lstrip(" "), style="bold green" if kind == "new" else "")
+                words = neutral(self._words([self.tokens[position] for position in positions]))
+                out.append(_apart(out.plain, words), style=NEW if kind == "new" else "")
         return out
+
+    def committed(self) -> str:
+        """What is text by now, up to the first end token; masks in the midst of it are a gap."""
+        if self.cut is not None:
+            return self.cut
+        out = ""
+        for kind, positions in self._runs():
+            if kind == "end":
+                break
+            if kind == "mask":
+                out += f" {GAP}" if out and not out[-1].isspace() else GAP
+            else:
+                out += _apart(out if out.endswith(GAP) else "", self._words([self.tokens[p] for p in positions]))
+        return out.removesuffix(GAP).strip(" ")
+
+    def _runs(self) -> Iterator[tuple[str, list[int]]]:
+        """Positions of one kind that stand together."""
+        ends = set(self.pipeline.settings.eos_token_ids)
+        length = max([*self.tokens, *self.masks], default=-1) + 1
+        for kind, run in groupby(range(length), key=lambda position: self._kind(position, ends)):
+            yield kind, list(run)
 
     def _kind(self, position: int, ends: set[int]) -> str:
         if position not in self.tokens:
@@ -112,40 +157,61 @@ class Canvas:
         return [next((token for token in tokens if self.pipeline.decode([token]).strip().isalnum()), 0)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = self.text().wrap(console, options.max_width)
-        yield from list(lines)[-max(3, (options.height or console.height) - 4) :]
+        height = options.height or console.height
+        lines = list(self.text().wrap(console, options.max_width))
+        below = list(legend(self.most).wrap(console, options.max_width))
+        below = below if len(below) <= height // 4 else []  # a small terminal shows the text
+        yield from lines[-max(3, height - len(below) - 3) :]
         yield Text(f"step {self.steps}" if self.steps else "reading the prompt ...", style="dim")
+        yield from below
 
 
-def follow(pipeline: Pipeline, events: Iterable[Event], console: Console | None = None, most: float = 1.0) -> Finished:
-    """Show the events of one prompt as they come (nothing where the output is no terminal); returns the last.
+def _apart(before: str, text: str) -> str:
+    """The text with a space before it where it would run together with masks or with the end's marks."""
+    marks = bool(before) and before[-1] in f"{SHADES}{END}{GAP}"
+    if not before:
+        return text.lstrip(" ")
+    return f" {text}" if marks and text and not text[0].isspace() else text
 
-    The moving part is taken away at the end and the whole text printed, however long it is. `most` is the alpha of the
-    darkest shade.
+
+def follow(pipeline: Pipeline, events: Iterator[Event], console: Console | None = None, most: float = 1.0) -> Finished:
+    """Show the events of one prompt as they come (nothing where the output is no terminal), and print its text; returns
+    the last. `most` is the alpha of the darkest shade.
+
+    The moving part is taken away at the end and the whole text printed, however long it is: one line of the text is one
+    line, whatever the terminal's width. Ctrl-C prints what is committed and raises `Stopped`.
     """
+    canvas = Canvas(pipeline, most)
+    try:
+        with closing(events):  # type: ignore[type-var]
+            done = _watch(canvas, events, console or Console())
+    except KeyboardInterrupt as error:
+        text = canvas.committed()
+        if text:
+            show(text)
+        steps = counted(canvas.steps, "denoising step")
+        raise Stopped(text, f"{counted(len(canvas.tokens), 'token')} committed in {steps}" if text else "") from error
+    show(pipeline.generation(done, 0.0).text)
+    return done
+
+
+def _watch(canvas: Canvas, events: Iterator[Event], console: Console) -> Finished:
     from rcd.decode.events import Finished, Step
 
-    console = console or Console()
-    canvas, done = Canvas(pipeline, most), None
     moving = console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()
     # no refreshing thread: it would still run while the interpreter ends
     with Live(canvas, console=console, auto_refresh=False, transient=True) if moving else nullcontext() as live:
         drawn = 0.0
         for event in events:
-            if isinstance(event, Step):
-                canvas.see(event)
-            elif isinstance(event, Finished):
-                done = event
-            else:
+            if isinstance(event, Finished):
+                return event
+            if not isinstance(event, Step):
                 raise RCDError(event.message)
+            canvas.see(event)
             if live is not None and time.monotonic() - drawn > 0.04:
                 live.refresh()
                 drawn = time.monotonic()
-    assert done is not None
-    if sys.stdout.isatty():
-        canvas.finish(done)
-        console.print(canvas.text(), highlight=False)
-    return done
+    raise RCDError("decoding ended without an answer; try it again.")
 
 
 def summary(result: Generation) -> str:

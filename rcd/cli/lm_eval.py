@@ -11,6 +11,7 @@ import typer
 from rcd.cli import options as opt
 from rcd.cli.flags import Given, decoding
 from rcd.errors import RCDError, whole
+from rcd.terminal import show
 
 
 @decoding(
@@ -82,11 +83,11 @@ def lm_eval(
         return
     from lm_eval.utils import make_table
 
-    print(f"{model}, carry {config['carry']['name']}, threshold {config['decode']['threshold']:g}")
+    show(f"{model}, carry {config['carry']['name']}, threshold {config['decode']['threshold']:g}")
     print(make_table(results))
     if results.get("groups"):
         print(make_table(results, "groups"))
-    print("\n".join([*cost(config["cost"]), "", f"in {output}"]))
+    show("\n".join([*cost(config["cost"]), "", f"in {output}"]))
 
 
 def cost(summary: dict[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ from rcd.cli import (
 from rcd.cli.flags import completed
 from rcd.cli.options import Interrupted, keeping
 from rcd.errors import RCDError, out_of_memory
+from rcd.terminal import show
 
 
 class Commands(TyperGroup):
@@ -99,7 +100,7 @@ def main() -> None:
     try:
         app()
     except RCDError as error:
-        print(f"rcd: {error}", file=sys.stderr)
+        show(f"rcd: {error}", sys.stderr)
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
@@ -107,8 +108,9 @@ def main() -> None:
         print("rcd: there is not enough memory for this; take a smaller model, batch or length.", file=sys.stderr)
         sys.exit(2)
     except (Interrupted, KeyboardInterrupt) as error:
-        line = "\r\033[K" if sys.stderr.isatty() else ""  # over a moving line of progress
-        print(f"{line}rcd: interrupted{f'; {error}' if str(error) else ''}", file=sys.stderr)
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\033[K")  # over a moving line of progress
+        show(f"rcd: interrupted{f'; {error}' if str(error) else ''}", sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(1)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rcd.terminal import show
+
 if TYPE_CHECKING:
     from rcd.data.tasks.base import Problem
 
@@ -14,7 +16,7 @@ NAMED = 5
 
 
 def note(text: str) -> None:
-    print(f"rcd: note: {text}", file=sys.stderr, flush=True)
+    show(f"rcd: note: {text}", sys.stderr)
 
 
 def unknown_words(texts: Iterable[str], tokenizer: Any) -> list[str]:

@@ -15,6 +15,7 @@ from rcd.cli.ablate import Shots, beside, configured, drawn, items, write
 from rcd.cli.flags import Given, decoding
 from rcd.errors import RCDError, whole
 from rcd.evaluate.wording import counted
+from rcd.terminal import show
 
 
 @decoding("threshold", "max_new_tokens", max_new_tokens=opt.TASKS_LENGTH)
@@ -64,9 +65,9 @@ def recall(
     if as_json:
         print(json.dumps(found))
         return
-    print(f"recall@k of {model}: {counted(len(problems), 'item')} of {task}, threshold {config.threshold:g}, at masks")
+    show(f"recall@k of {model}: {counted(len(problems), 'item')} of {task}, threshold {config.threshold:g}, at masks")
     print("\n".join(measure.lines(found)))
-    print(f"figures: {output}")
+    show(f"figures: {output}")
 
 
 def figures(found: dict[str, Any], output: Path, blocks: bool) -> None:

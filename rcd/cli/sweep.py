@@ -22,6 +22,7 @@ from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note, note_task, note_window
 from rcd.errors import RCDError, number, one_of, unwritable, whole
 from rcd.evaluate.wording import counted, signed
+from rcd.terminal import show
 
 if TYPE_CHECKING:
     from rcd.evaluate.campaign import Entry, Grid, Line, Place
@@ -108,7 +109,7 @@ def execute(
     found = findings(grid, lines, failures, base or grid.entries[0].name)
     found |= {"seed": seed, "command": shlex.join(["rcd", *sys.argv[1:]]), "made": made(grid, jobs, began)}
     found["files"] = written(grid, found, lines)
-    print(json.dumps(found) if as_json else "\n".join(told(found, lines)))
+    show(json.dumps(found) if as_json else "\n".join(told(found, lines)))
     if failures:
         raise typer.Exit(1)
 
@@ -259,7 +260,7 @@ class Progress:
 
     def print(self, text: str) -> None:
         self.last = time.monotonic()
-        print(f"rcd: {text}", file=sys.stderr, flush=True)
+        show(f"rcd: {text}", sys.stderr)
 
 
 def spelt(seconds: float) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from rcd.cli import options as opt
 from rcd.errors import RCDError, one_of
+from rcd.terminal import show
 
 if TYPE_CHECKING:
     from rcd.train.config import TrainConfig
@@ -59,7 +60,7 @@ def train(
         from rcd.train.plan import plan
 
         for name, config in stages.items():
-            print("\n".join(plan(name, config, base=configs.get("base"))))
+            show("\n".join(plan(name, config, base=configs.get("base"))))
         return
     if output is None:
         raise RCDError("name the run's folder with --output.")

@@ -22,6 +22,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, unknown_name, whole
 from rcd.evaluate.provenance import decode_settings, delta_of, dtype_name
 from rcd.evaluate.requests import GENERATE, LISTS, SETTINGS, Answerer, several
+from rcd.terminal import show
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -280,7 +281,7 @@ def main() -> None:
 
         cli_evaluate()
     except RCDError as error:
-        print(f"rcd: {error}", file=sys.stderr)
+        show(f"rcd: {error}", sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("rcd: interrupted", file=sys.stderr)

@@ -22,6 +22,7 @@ from rcd.errors import RCDError, unwritable
 from rcd.evaluate.answering import answers
 from rcd.evaluate.sweep import steps_of
 from rcd.evaluate.wording import counted
+from rcd.terminal import show
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
@@ -260,7 +261,7 @@ class Answerer:
         """Once."""
         if text not in self._noted and self.main:
             self._noted.add(text)
-            print(f"rcd: note: {text}", file=sys.stderr)
+            show(f"rcd: note: {text}", sys.stderr)
 
     def summary(self) -> dict[str, Any]:
         """What answering cost: `all`, and each of `tasks`."""

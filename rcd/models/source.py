@@ -21,6 +21,7 @@ from rcd.data import hub
 from rcd.errors import RCDError, first_line
 from rcd.models import bundled
 from rcd.models.settings import read_json
+from rcd.terminal import show
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -192,7 +193,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Any | None
             with _quiet():
                 words = AutoTokenizer.from_pretrained(**place)
         except Exception as error:  # a vocabulary that transformers cannot convert
-            print(f"rcd: note: the tokenizer in {path} cannot be read ({first_line(error)})", file=sys.stderr)
+            show(f"rcd: note: the tokenizer in {path} cannot be read ({first_line(error)})", sys.stderr)
     return config, state, words
 
 

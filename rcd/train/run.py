@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from rcd.errors import RCDError, one_of
 from rcd.models.checkpoint import pick_device
 from rcd.models.settings import read_json
+from rcd.terminal import show
 from rcd.train.config import RESUMABLE, TrainConfig
 from rcd.train.loop import Sigterm, Stopped, Trainer
 from rcd.train.stage import REFERENCE, Stage
@@ -40,7 +41,7 @@ def run(
 
     def say(text: str) -> None:
         if main:
-            print(text, flush=True)
+            show(text)
 
     with Sigterm() as sigterm:
         for name, config in stages.items():
