@@ -6,13 +6,18 @@ child's work, however fast or busy the machine is.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -42,12 +47,55 @@ def two_processes(*module: str) -> list[str]:
     return [*run, "--nproc-per-node", "2", "-m", *module]
 
 
+TERMINAL = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+
+
+class Screen:
+    """A terminal of so many columns and rows for a child: keeps every byte that comes to it, and can be typed at."""
+
+    def __init__(self, columns: int = 80, rows: int = 24) -> None:
+        self._own, self.end = pty.openpty()
+        fcntl.ioctl(self._own, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._bytes, self._more = bytearray(), threading.Condition()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+
+    def begin(self) -> None:
+        os.close(self.end)
+        self._reading.start()
+
+    def type(self, text: str) -> None:
+        os.write(self._own, text.encode())
+
+    def wait(self, text: str, count: int = 1) -> None:
+        """Returns once the text has come so often."""
+        until = time.monotonic() + FAILSAFE
+        with self._more:
+            while self._bytes.count(text.encode()) < count:
+                if not self._more.wait(until - time.monotonic()):
+                    pytest.fail(f"{text!r} did not come {count} times: {bytes(self._bytes[-2000:])!r}")
+
+    def text(self) -> str:
+        """Once the child has ended."""
+        self._reading.join(FAILSAFE)
+        return self._bytes.decode()
+
+    def _read(self) -> None:
+        with suppress(OSError):  # the child's end is closed
+            while part := os.read(self._own, 65536):
+                with self._more:
+                    self._bytes += part
+                    self._more.notify_all()
+        os.close(self._own)
+
+
 class GatedChild:
     """`rcd ARGS` in a process (and a group) of its own, which stops before the `call`-th call of `function`, or behind
     it (`after`), until the gate is opened or the process is ended. `function` is `module:name` or `module:Class.name`.
     """
 
-    def __init__(self, args: list[str], function: str, call: int = 1, after: bool = False) -> None:
+    def __init__(
+        self, args: list[str], function: str, call: int = 1, after: bool = False, screen: Screen | None = None
+    ) -> None:
         self._scratch = tempfile.TemporaryDirectory()
         folder = Path(self._scratch.name)
         ends = []
@@ -57,10 +105,14 @@ class GatedChild:
         self._arrived, self._go = ends
         self._text = ""
         spec = {"function": function, "call": call, "after": after, "folder": str(folder)}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", gated.__file__, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            start_new_session=True, env={**os.environ, gated.GATE: json.dumps(spec)},
+        stdin, stdout, stderr = (None, subprocess.PIPE, subprocess.PIPE) if screen is None else (screen.end,) * 3
+        self.process: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-P", gated.__file__, *args], stdin=stdin, stdout=stdout, stderr=stderr, text=True,
+            start_new_session=True, env={**os.environ, **TERMINAL, gated.GATE: json.dumps(spec)},
         )  # fmt: skip
+        if screen is not None:
+            screen.begin()
+        self.screen = screen
 
     def __enter__(self) -> GatedChild:
         return self
@@ -98,7 +150,13 @@ class GatedChild:
         self.process.wait()
 
     def finish(self) -> tuple[int, str, str]:
-        """(exit code, stdout, stderr), once every process that could still write to them has ended."""
+        """(exit code, stdout, stderr), once every process that could still write to them has ended; of a child with a
+        screen, all that came to it is the first of the two."""
+        if self.screen is not None:
+            try:
+                return self.process.wait(FAILSAFE), self.screen.text(), ""
+            except subprocess.TimeoutExpired:
+                _fail(self.process, f"did not end within {FAILSAFE:g} s", self.screen.text(), "")
         shown, heard = _outcome(self.process)
         return self.process.returncode, shown, heard
 
@@ -124,4 +182,4 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _fail(process: subprocess.Popen[str], what: str, shown: str, heard: str) -> NoReturn:
-    pytest.fail(f"{process.args!r} {what} (exit code {process.returncode})\n{shown[-2000:]}\n{heard[-4000:]}")
+    pytest.fail(f"{process.args!r} {what} (exit code {process.returncode})\n{(shown or str())[-2000:]}\n{(heard or str())[-4000:]}")

@@ -101,13 +101,7 @@ def job(pipeline: Pipeline, line: Line, config: DecodeConfig, chat: bool | None)
     asked = replace(config, **own)
     if not line.prompt:
         raise RCDError("its prompt is empty.")
-    text = isinstance(line.prompt, str)
-    try:
-        (ids,) = pipeline.encode([line.prompt], chat if text else None)
-    except RCDError:
-        raise
-    except Exception as error:  # a chat template is a program of the checkpoint's: it may raise anything
-        raise RCDError(f"the chat template does not take these messages ({first_line(error)}).") from error
+    (ids,) = pipeline.encode([line.prompt], chat if isinstance(line.prompt, str) else None)
     return Job(line.number, ids, settle(pipeline, asked, len(ids), exact=True))
 
 

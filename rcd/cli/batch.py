@@ -11,7 +11,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from rcd.cli.flags import Given, flag_of
-from rcd.cli.notes import note
+from rcd.cli.notes import note, note_model
 from rcd.cli.options import Interrupted
 from rcd.cli.progress import Show, progress
 from rcd.errors import RCDError, unwritable, whole
@@ -78,6 +78,8 @@ def _tell(outcome: Outcome, output: str) -> None:
 def _opened(batch: Batch, asked: DecodeConfig, source: Source) -> tuple[Pipeline, Pipeline | None, DecodeConfig]:
     pipeline, second = source.load(batch.rows)
     config = configured(pipeline, batch.decoding, batch.carry, asked)
+    if os.environ.get("RANK", "0") == "0":
+        note_model(source.model, pipeline, pipeline.resolve(config).window)
     return pipeline, second, config
 
 

@@ -12,7 +12,7 @@ import typer
 
 from rcd.cli import options as opt
 from rcd.cli.flags import ALL, Given, decoding, flag_of
-from rcd.cli.notes import note, note_unknown, note_window, unknown_words
+from rcd.cli.notes import note, note_model, note_unknown, unknown_words
 from rcd.errors import RCDError
 from rcd.terminal import neutral_json
 
@@ -103,9 +103,7 @@ def generate(
     chosen, idle = decoding.chosen(carry, pipeline.checkpoint.rcd.carry)
     encoded = pipeline.encode(tokens if tokens is not None else question, chat)
     config = pipeline.resolve(replace(asked, carry=chosen), len(encoded[0]))
-    if pipeline.untrained:
-        note(f"{model} is a causal model, not trained for diffusion; its text means nothing")
-    note_window(model, config.window, pipeline.settings.attention, pipeline.checkpoint.rcd.provenance)
+    note_model(model, pipeline, config.window)
     if idle:
         note(f"{', '.join(map(flag_of, idle))}: no effect with --carry none")
     if second is not None and not config.travelling.needs_reference:

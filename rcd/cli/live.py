@@ -161,8 +161,9 @@ class Canvas:
         lines = list(self.text().wrap(console, options.max_width))
         below = list(legend(self.most).wrap(console, options.max_width))
         below = below if len(below) <= height // 4 else []  # a small terminal shows the text
-        yield from lines[-max(3, height - len(below) - 3) :]
-        yield Text(f"step {self.steps}" if self.steps else "reading the prompt ...", style="dim")
+        yield from lines[-max(1, height - len(below) - 3) :]
+        told = f"step {self.steps}" if self.steps else "reading the prompt ..."
+        yield Text(told, style="dim", no_wrap=True, overflow="crop")
         yield from below
 
 

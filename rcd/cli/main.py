@@ -13,6 +13,7 @@ from rcd.cli import (
     ablate,
     bench,
     calibrate,
+    chat,
     contamination,
     demo,
     evaluate,
@@ -70,6 +71,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
 app.command("list")(listing.show)
 app.command("info")(info.info)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rcd.terminal import show
 
 if TYPE_CHECKING:
+    from rcd.api import Pipeline
     from rcd.data.tasks.base import Problem
 
 NAMED = 5
@@ -53,6 +54,13 @@ def note_task(model: str, provenance: dict[str, Any], task: str, problems: Seque
     trained = rest.partition(":")[0]
     if kind == "tasks" and trained != "mixed" and _named(task) and task != trained:
         note(f"{model} was trained for {trained} alone, so its answers to {task} mean little")
+
+
+def note_model(model: str, pipeline: Pipeline, window: str | None) -> None:
+    """Where a model was not trained for what it is to do."""
+    if pipeline.untrained:
+        note(f"{model} is a causal model, not trained for diffusion; its text means nothing")
+    note_window(model, window, pipeline.settings.attention, pipeline.checkpoint.rcd.provenance)
 
 
 def note_window(model: str, window: str | None, attention: str, provenance: dict[str, Any]) -> None:

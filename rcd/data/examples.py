@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from rcd.data.rows import Row
-from rcd.errors import RCDError
+from rcd.errors import RCDError, first_line
 
 TOGETHER = 4096
 """So many texts are tokenised at a time."""
@@ -106,7 +106,7 @@ def prompt_ids(prompts: Sequence[Any], tokenizer: Any, chat: bool | None) -> lis
         if not template:
             raise RCDError("the tokenizer has no chat template; use plain text (--raw, or chat=false).")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        texts.append((tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True), False))
+        texts.append((_templated(messages, tokenizer), False))
     out: list[list[int]] = [[] for _ in texts]
     for special in (False, True):
         index = [k for k, (_, adds) in enumerate(texts) if adds is special]
@@ -115,3 +115,12 @@ def prompt_ids(prompts: Sequence[Any], tokenizer: Any, chat: bool | None) -> lis
             for k, ids in zip(index, encoded, strict=True):
                 out[k] = list(ids)
     return out
+
+
+def _templated(messages: Any, tokenizer: Any) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # a template is a program of the checkpoint's: it may raise anything
+        raise RCDError(
+            f"the chat template does not take these messages ({first_line(error)}); change their roles or their order."
+        ) from error
