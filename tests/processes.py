@@ -182,4 +182,6 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def _fail(process: subprocess.Popen[str], what: str, shown: str, heard: str) -> NoReturn:
-    pytest.fail(f"{process.args!r} {what} (exit code {process.returncode})\n{(shown or str())[-2000:]}\n{(heard or str())[-4000:]}")
+    pytest.fail(
+        f"{process.args!r} {what} (exit code {process.returncode})\n{(shown or str())[-2000:]}\n{(heard or str())[-4000:]}"
+    )

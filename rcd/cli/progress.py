@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-EVERY = 20.0
-"""Seconds between two lines of progress where the output is no terminal."""
+EVERY, OFTEN = 20.0, 0.2
+"""Seconds between two lines of progress where the output is no terminal, and between two states of a bar."""
 Show = Callable[[int, int], None]
 """(lines done, of them bad)."""
 
@@ -35,9 +35,17 @@ def progress(total: int | None) -> Iterator[Show]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[bad]}"),
     ]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total, bad="")
-        yield lambda now, bad: bar.update(task, completed=now, bad=f"{bad:,} bad" if bad else "")
+    # no refreshing thread: it would still run while the interpreter ends
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as bar:
+        task, drawn = bar.add_task("", total=total, bad=""), [0.0]
+
+        def show(done: int, bad: int) -> None:
+            bar.update(task, completed=done, bad=f"{bad:,} bad" if bad else "")
+            if time.monotonic() - drawn[0] > OFTEN:
+                bar.refresh()
+                drawn[0] = time.monotonic()
+
+        yield show
 
 
 class _Sparse:

@@ -32,6 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(path / "in.jsonl")
     code, heard, error = run(path, path / "whole.jsonl")
     assert (code, type(error)) == (1, RCDError), heard
+    assert "30/30 lines, 6 bad  0:00 left" in heard.splitlines()
     assert str(error) == (
         "6 lines of 30 could not be answered (lines 3, 5, 7, 9, 11, 13); "
         f'{path / "whole.jsonl"} says why under "error", and holds the other answers.'
