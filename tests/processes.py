@@ -181,7 +181,6 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
     return "", ""
 
 
-def _fail(process: subprocess.Popen[str], what: str, shown: str, heard: str) -> NoReturn:
-    pytest.fail(
-        f"{process.args!r} {what} (exit code {process.returncode})\n{(shown or str())[-2000:]}\n{(heard or str())[-4000:]}"
-    )
+def _fail(process: subprocess.Popen[str], what: str, shown: str | None, heard: str | None) -> NoReturn:
+    told = f"{(shown or '')[-2000:]}\n{(heard or '')[-4000:]}"  # None: of a child with a screen
+    pytest.fail(f"{process.args!r} {what} (exit code {process.returncode})\n{told}")
