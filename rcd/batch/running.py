@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -83,7 +82,10 @@ def answer(
     with closing(together(pipeline, jobs(), rows, ahead=rows, reference=reference)) as results:
         for result in results:
             head = {"line": result.number, **told.pop(result.number)}
-            yield {**head, **(_found(result.generation) if isinstance(result, Answered) else _refused(result))}
+            yield {
+                **head,
+                **(_found(pipeline, result.generation) if isinstance(result, Answered) else _refused(result)),
+            }
 
 
 def _job(
@@ -108,18 +110,6 @@ def _refused(result: Unanswered) -> dict[str, Any]:
     return {"error": str(result.error)}
 
 
-def _found(found: Generation) -> dict[str, Any]:
+def _found(pipeline: Pipeline, found: Generation) -> dict[str, Any]:
     """The answer, without the time that it took: the same answers are the same bytes."""
-    out = {name: value for name, value in found.to_dict().items() if name != "seconds"}
-    if "logprobs" in out:
-        out["logprobs"] = [_numbers(one) for one in out["logprobs"]]
-    return out
-
-
-def _numbers(value: Any) -> Any:
-    """JSON has no nan."""
-    if isinstance(value, dict):
-        return {key: _numbers(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_numbers(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {name: value for name, value in found.to_dict(pipeline.token_text).items() if name != "seconds"}

@@ -72,7 +72,7 @@ def test_every_line_has_the_answer_that_it_has_alone_in_the_order_of_the_input(f
         config = rcd.DecodeConfig(**{**vars_of(CONFIG), "seed": row["line"] - 1, **own})
         prompt: Any = line.get("prompt") or line.get("messages") or line.get("ids")
         alone = pipeline.generate([prompt], config, seeds=[config.seed]).results[0]
-        expected = {name: value for name, value in alone.to_dict().items() if name != "seconds"}
+        expected = {name: value for name, value in alone.to_dict(pipeline.token_text).items() if name != "seconds"}
         head = {"line": row["line"], **({"id": line["id"]} if "id" in line else {})}
         assert row == {**head, **expected}
     assert found[4]["id"] == "t", "the id of a bad line is told"
