@@ -51,14 +51,23 @@ def read_object(content: bytes) -> dict[str, Any]:
     except RecursionError as error:
         raise RCDError("its JSON is nested too deeply.") from error
     except ValueError as error:
-        raise RCDError(f"it is no valid JSON ({first_line(error).lower()}).") from error
+        raise RCDError(f"it is no valid JSON ({first_line(error)}).") from error
     if not isinstance(row, dict):
         raise RCDError("it is no JSON object.")
     return row
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def repeatable(value: Any) -> Any:
+    """An id that can be written as it was read."""
+    try:
+        json.dumps([[value]], allow_nan=False)
+    except (ValueError, RecursionError) as error:  # a number too large for any, or lists in lists in lists
+        raise RCDError("its id cannot be repeated as JSON; take a text or a number.") from error
+    return value
 
 
 def parse(number: int, row: dict[str, Any]) -> Line:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rcd.batch.lines import Lines, job, parse, read_object
+from rcd.batch.lines import Lines, job, parse, read_object, repeatable
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.evaluate.answering import Answered, Job, Unanswered, rows_for, together
@@ -95,7 +95,7 @@ def _job(
     try:
         row = read_object(content)
         if "id" in row:
-            told[number] = {"id": row["id"]}
+            told[number] = {"id": repeatable(row["id"])}
         return job(pipeline, parse(number, row), config, chat)
     except RCDError as error:
         return Unanswered(number, error)

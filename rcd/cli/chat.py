@@ -10,7 +10,7 @@ import typer
 
 from rcd.cli import options as opt
 from rcd.cli.flags import ALL, Given, decoding
-from rcd.cli.notes import note, note_model, note_unknown, unknown_words
+from rcd.cli.notes import note, note_empty, note_model, note_unknown, unknown_words
 from rcd.cli.session import Quit, Session
 from rcd.errors import RCDError
 from rcd.terminal import show
@@ -52,6 +52,8 @@ def chat(
         note(f"{model} has no chat template: each turn stands alone")
     if system:
         session.command(f"/system {system}")
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")  # a byte that is no text does not end the chat
     if sys.stdin.isatty():
         show("/help lists the commands; Ctrl-C stops an answer, Ctrl-D ends.", sys.stderr)
     _talk(session)
@@ -117,5 +119,6 @@ def _answer(session: Session, text: str) -> None:
         raise RCDError(f"{error} Or forget the turns so far: /clear.") from error
     result = pipeline.generation(done, time.perf_counter() - began)
     session.keep(text, result.text)
+    note_empty(result)
     if sys.stderr.isatty():
         show(summary(result), sys.stderr)

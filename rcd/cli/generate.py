@@ -6,18 +6,15 @@ import json
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from rcd.cli import options as opt
 from rcd.cli.flags import ALL, Given, decoding, flag_of
-from rcd.cli.notes import note, note_model, note_unknown, unknown_words
+from rcd.cli.notes import note, note_empty, note_model, note_unknown, unknown_words
 from rcd.errors import RCDError
 from rcd.terminal import neutral_json
-
-if TYPE_CHECKING:
-    from rcd.api import Generation
 
 BATCH = "Batch"
 
@@ -91,7 +88,7 @@ def generate(
     from rcd.api import load
     from rcd.models.threads import limit_threads
 
-    question = sys.stdin.read() if prompt == "-" else prompt
+    question = _read() if prompt == "-" else prompt
     asked = decoding.config()  # flags are checked before a large model is read
     if carry is None or not carry.startswith(opt.TRAINED):
         decoding.chosen(carry, None)
@@ -114,7 +111,7 @@ def generate(
     if as_json:
         result = pipeline.generate(encoded, config, reference=second).results[0]
         print(neutral_json(json.dumps(result.to_dict(pipeline.token_text), ensure_ascii=False)))
-        _note_empty(result)
+        note_empty(result)
         return
 
     if config.logprobs is not None:
@@ -127,7 +124,7 @@ def generate(
     except Stopped as stopped:
         raise opt.Interrupted(stopped.told) from stopped
     result = pipeline.generation(done, time.perf_counter() - began)
-    _note_empty(result)
+    note_empty(result)
     print(summary(result), file=sys.stderr)
 
 
@@ -144,10 +141,11 @@ def _batch_files(
     return input, output
 
 
-def _note_empty(result: Generation) -> None:
-    if not result.text.strip():
-        why = "ended its text at once" if result.tokens <= 1 else "wrote tokens without text"
-        note(f"the answer is empty: the model {why}")
+def _read() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise RCDError("what standard input holds is no text in UTF-8; give a text.") from error
 
 
 def _parse_ids(text: str) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rcd.terminal import show
 
 if TYPE_CHECKING:
-    from rcd.api import Pipeline
+    from rcd.api import Generation, Pipeline
     from rcd.data.tasks.base import Problem
 
 NAMED = 5
@@ -43,6 +43,12 @@ def note_unknown(words: Sequence[str], outcome: str, whose: str = "the tokenizer
     if words:
         more = f" and {len(words) - NAMED} more" if len(words) > NAMED else ""
         note(f"{whose} does not know {', '.join(map(repr, words[:NAMED]))}{more}; {outcome}")
+
+
+def note_empty(result: Generation) -> None:
+    if not result.text.strip():
+        why = "ended its text at once" if result.tokens <= 1 else "wrote tokens without text"
+        note(f"the answer is empty: the model {why}")
 
 
 def note_task(model: str, provenance: dict[str, Any], task: str, problems: Sequence[Problem], tokenizer: Any) -> None:

@@ -243,3 +243,33 @@ def test_a_model_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
     found = {row["line"]: row for row in answer(pipeline, lines, rcd.DecodeConfig(max_new_tokens=4))}
     assert found[1]["text"] == found[3]["text"] and len(found[3]["logprobs"]) == found[3]["tokens"]
     assert "this checkpoint has no tokenizer" in found[2]["error"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"prompt": "the fox", "id": 1e999}', "its id cannot be repeated as JSON"),
+        (b'{"prompt": "the fox", "id": NaN}', "NaN is no number in JSON"),
+        (b"[" * 10**5, "its JSON is nested too deeply."),
+        (b'{"ids": ' + b"1" * 10**4 + b"}", "it is no valid JSON (Exceeds the limit"),
+        (b'{"ids": [1, 2.0]}', "ids is a list of whole numbers, not 2.0."),
+        (b'{"ids": [true]}', "ids is a list of whole numbers, not true."),
+        (b'{"prompt": 5}', "prompt is a text, not 5."),
+        (b'{"prompt": ""}', "its prompt is empty."),
+        (b'{"prompt": "a", "ids": [1]}', "this one has prompt and ids."),
+        (b'{"id": 1}', "this one has none of them."),
+        (b'{"messages": []}', "messages is a list of objects"),
+        (b'{"messages": [{"role": "user"}]}', "messages is a list of objects"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "no Unicode text"),
+        (b'{"prompt": "the fox", "seed": -1}', "seed must be a whole number from 0"),
+        (b'{"prompt": "the fox", "temperature": "hot"}', "temperature must be"),
+        (b'{"prompt": "the fox", "stop": [""]}', "a stop string is empty"),
+        (b'{"prompt": "the fox", "max_new_tokens": 999999}', "lower max_new_tokens"),
+        (b'"the fox"', "it is no JSON object."),
+    ],
+)  # fmt: skip
+def test_whatever_a_line_holds_it_stops_no_other(folder: Path, line: bytes, why: str) -> None:
+    lines = [(1, line), (2, b'{"prompt": "the old fox"}')]
+    bad, good = sorted(answer(rcd.load(folder / "model", device="cpu"), lines, CONFIG), key=lambda row: row["line"])
+    assert why in bad["error"] and "\n" not in bad["error"] and good["tokens"]
+    json.dumps([bad, good], allow_nan=False)
