@@ -23,6 +23,7 @@ from rcd.cli import (
     lm_eval,
     recall,
     reproduce,
+    serve,
     sweep,
     train,
 )
@@ -70,6 +71,7 @@ app = typer.Typer(
 )
 app.command("generate")(generate.generate)
 app.command("demo")(demo.demo)
+app.command("serve")(serve.serve)
 app.command("list")(listing.show)
 app.command("info")(info.info)
 app.command("eval")(evaluate.evaluate)

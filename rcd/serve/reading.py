@@ -1,0 +1,110 @@
+"""One choice's events as pieces: text that may be sent, drafts, and its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from rcd.decode.events import Failed, Finished, TokenLogprob
+from rcd.decode.handle import lost
+from rcd.serve.bridge import Sink
+from rcd.serve.pieces import Done, Piece, Refused, Text, TokenText
+from rcd.serve.schema import Ask
+from rcd.serve.text import TextStream, Words
+
+
+class Reader:
+    """On the event loop, beside the sink of its choice."""
+
+    def __init__(self, sink: Sink, words: Words, stops: tuple[str, ...], began: float, ask: Ask):
+        self._sink, self._words, self._stops, self._began, self._ask = sink, words, stops, began, ask
+        self._waiting: list[TokenText] = []
+        """Tokens whose text is not sent yet."""
+        self._settled = 0
+        self.ended = False
+
+    def begin(self, ends: Iterable[int]) -> None:
+        """`ends`: the tokens that end the answer."""
+        self._ends = frozenset(ends)
+        self._stream = TextStream(self._words, self._stops, self._ends)
+
+    def read(self) -> list[Piece]:
+        """What is new."""
+        if self.ended or not self._sink.told:
+            return []
+        taken = self._sink.take()
+        found: list[Piece] = []
+        if taken.ids and self._ask.stream:
+            found += self._text(taken.ids)
+        found += self._sink.drafts(taken)
+        if taken.end is not None:
+            self.ended = True
+            found += self._end(taken.end)
+        return found
+
+    def _text(self, ids: list[int]) -> list[Piece]:
+        if self._ask.logprobs is None:
+            text = self._stream.push(ids)
+            return [Text(self._sink.index, text)] if text else []
+        places = range(self._settled, self._settled + len(ids))
+        self._settled += len(ids)
+        text = ""
+        for one in self._sink.logprobs(places, ids):
+            if one.token not in self._ends:
+                self._waiting.append(self._shown(one, self._stream.known))
+            text += self._stream.push([one.token])
+        return [Text(self._sink.index, text, self._told())] if text else []
+
+    def _told(self) -> tuple[TokenText, ...]:
+        """The tokens whose text has begun to be sent."""
+        told = [one for one in self._waiting if one.offset < self._stream.sent]
+        del self._waiting[: len(told)]
+        return tuple(told)
+
+    def _end(self, event: Any) -> list[Piece]:
+        if isinstance(event, Failed):
+            return [Refused(500, event.message, None, "decoding_failed")]
+        if isinstance(event, BaseException):
+            return [Refused(500, str(lost(event)), None, "decoding_failed")]
+        assert isinstance(event, Finished)
+        text, found = event.text or "", list[Piece]()
+        logprobs = self._logprobs(event, text)
+        if self._ask.stream:
+            rest = event.ids[self._settled :] if logprobs is not None else []
+            sent = self._stream.sent
+            more = self._stream.finish(text)
+            last = (
+                tuple(one for one in logprobs or () if one.offset >= sent)
+                if logprobs is not None and (more or rest)
+                else ()
+            )
+            if more or last:
+                found.append(Text(self._sink.index, more, last))
+        counts, began = event.counts, self._sink.began
+        found.append(
+            Done(
+                self._sink.index, event.stop_reason, text, event.ids, counts.denoising, counts.forwards,
+                getattr(event, "reused", 0), round(event.at - self._began, 6),
+                None if began is None else round(began - self._began, 6), logprobs,
+            )
+        )  # fmt: skip
+        return found
+
+    def _logprobs(self, event: Finished, text: str) -> tuple[TokenText, ...] | None:
+        """Of the tokens that have a part in the text."""
+        if self._ask.logprobs is None or event.logprobs is None:
+            return None
+        stream = TextStream(self._words, (), self._ends)
+        told = []
+        for one in event.logprobs:
+            if one.token in self._ends or stream.known >= len(text):
+                break
+            told.append(self._shown(one, stream.known))
+            stream.read([one.token])
+        return tuple(told)
+
+    def _shown(self, one: TokenLogprob, offset: int) -> TokenText:
+        logprob = None if math.isnan(one.logprob) else one.logprob
+        best = tuple((self._words.token(token), value) for token, value in one.best[: self._ask.logprobs])
+        return TokenText(self._words.token(one.token), offset, logprob, best)

@@ -1,0 +1,140 @@
+"""From a checked body to what the decoder takes: prompts as token ids, a configuration for every choice."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from rcd.api import Pipeline
+from rcd.carry.base import Carry
+from rcd.decode.config import DecodeConfig
+from rcd.errors import RCDError
+from rcd.serve.pieces import Refusal, Refused
+from rcd.serve.schema import Ask
+
+SHORT = 4096
+"""Characters of prompts that are encoded at once; longer ones in another thread, so that nobody waits for them."""
+SEEDS = 2**64
+LEAVING = Refused(503, "the server is shutting down; send the request again later.", None, "shutting_down", 5)
+
+
+def DEADLINE(code: str, why: str) -> Refused:
+    return Refused(504, f"the request was given up because {why}; try again, or ask for less.", None, code)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One choice."""
+
+    prompt: list[int]
+    config: DecodeConfig
+    """Resolved."""
+    apart: Any = None
+    """The carry, where its settings are the request's own."""
+
+
+async def jobs(pipeline: Pipeline, base: DecodeConfig, ask: Ask) -> list[Job]:
+    """Every choice of the request, prompt by prompt."""
+    prompts = await _encoded(pipeline, ask)
+    config, apart = configured(pipeline, base, ask)
+    seed = ask.seed if ask.seed is not None else base.seed
+    if ask.seed is None and config.temperature > 0:
+        seed = secrets.randbelow(SEEDS)
+    made: list[Job] = []
+    for prompt in prompts:
+        if not prompt:
+            raise Refusal("the prompt is empty; give at least one token.", "messages" if ask.chat else "prompt")
+        resolved = pipeline.resolve(config, len(prompt))
+        made += [
+            Job(prompt, replace(resolved, seed=(seed + len(made) + k) % SEEDS), apart)
+            for k in range(ask.n)
+        ]  # fmt: skip
+    return made
+
+
+async def _encoded(pipeline: Pipeline, ask: Ask) -> list[list[int]]:
+    prompts: list[Any] = ask.prompts
+    if ask.chat and not getattr(pipeline.tokenizer, "chat_template", None):
+        prompts = [_only(prompts[0])]
+    elif ask.chat:
+        prompts = [prompts[0]]
+    size = sum(len(part if isinstance(part, str) else part["content"]) for prompt in prompts for part in _texts(prompt))
+    try:
+        if size <= SHORT:
+            return pipeline.encode(prompts, chat=False)
+        return await asyncio.to_thread(pipeline.encode, prompts, chat=False)
+    except RCDError:
+        raise
+    except Exception as error:  # the template's own: it refuses roles and orders in ways of its own
+        if not ask.chat:
+            raise
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise Refusal(f"the model's chat template refuses these messages ({why}).", "messages") from error
+
+
+def _texts(prompt: Any) -> list[Any]:
+    if isinstance(prompt, str):
+        return [prompt]
+    return [part for part in prompt if isinstance(part, dict)]
+
+
+def _only(messages: list[dict[str, str]]) -> str:
+    """What a model without a chat template is asked: the one message of a user."""
+    if len(messages) != 1 or messages[0]["role"] != "user":
+        raise Refusal(
+            "this model has no chat template, so it takes one message of the user and nothing else; leave the others "
+            "out, or use /v1/completions.",
+            "messages",
+        )
+    return messages[0]["content"]
+
+
+def configured(pipeline: Pipeline, base: DecodeConfig, ask: Ask) -> tuple[DecodeConfig, Carry | None]:
+    """(the request's configuration, its carry if that is its own)."""
+    try:
+        config = replace(base, **ask.settings)
+        stopped = pipeline.tokenizer is None and config.stop
+    except RCDError as error:
+        raise Refusal(str(error), _named(error, ask)) from None
+    if stopped:
+        raise Refusal("stop strings are texts, and this model has no tokenizer; leave stop out.", "stop")
+    carry = pipeline.resolve(base).travelling
+    if ask.carry and not carry.carries:
+        raise Refusal(
+            "this model is served without residual context; leave rcd.carry out, or serve it with --carry residual.",
+            "rcd.carry",
+        )
+    if ask.carry is False:
+        return replace(config, residual_scale=0.0) if carry.carries else config, None
+    own: dict[str, float] = {}
+    scale = ask.alpha_scale
+    if scale is not None:
+        _has(carry, "alpha_scale")
+        if scale <= 1 and (carry.scalable or scale in (0, 1)):
+            config = replace(config, residual_scale=scale)
+        else:
+            own["alpha_scale"] = scale * float(_has(carry, "alpha_scale"))
+    if ask.t_res is not None and float(_has(carry, "t_res")) != ask.t_res:
+        own["t_res"] = ask.t_res
+    if not own:
+        return config, None
+    changed = replace(carry, **own)  # type: ignore[type-var]
+    return replace(config, carry=changed), changed
+
+
+def _has(carry: Carry, name: str) -> Any:
+    if name not in [field.name for field in fields(carry)]:  # type: ignore[arg-type]
+        raise Refusal(f"this model carries nothing that has {name}; leave rcd.{name} out.", f"rcd.{name}")
+    return getattr(carry, name)
+
+
+def _named(error: RCDError, ask: Ask) -> str | None:
+    """The field that a refusal of the settings is of."""
+    names = {"max_new_tokens": "max_tokens", "num_inference_steps": "rcd.steps", "factor": "rcd.factor"}
+    names |= {"top_k": "rcd.top_k", "threshold": "rcd.threshold"}
+    found = next((name for name in ask.settings if name in str(error)), None)
+    if found is None and "stop string" in str(error):
+        return "stop"
+    return None if found is None else names.get(found, found)
