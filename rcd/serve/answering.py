@@ -21,6 +21,8 @@ STREAM = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
+STUCK = 60.0
+"""Seconds behind a request's deadline in which its client must have read the end of the answer."""
 
 
 class Gone(Exception):
@@ -90,12 +92,14 @@ class Answering:
         gone = asyncio.ensure_future(receive())
         leave = lambda _: task.cancel()  # noqa: E731
         gone.add_done_callback(leave)
+        stuck = task.get_loop().call_later(self._settings.timeout + STUCK, task.cancel)
         self._state.running += 1
         pieces = self._service.pieces(ask)
         try:
             call.outcome = await self._tell(ask, call, pieces, send, began)
         except asyncio.CancelledError:
-            if not gone.done():
+            if not gone.done():  # the server ends, or nobody reads what is sent
+                call.outcome = "cancelled"
                 raise
             task.uncancel()
             call.outcome = "left"
@@ -105,6 +109,7 @@ class Answering:
         finally:
             gone.remove_done_callback(leave)
             gone.cancel()
+            stuck.cancel()
             await pieces.aclose()  # type: ignore[attr-defined]
             self._state.running -= 1
             self._metrics.requests.labels(call.model, call.outcome or "failed").inc()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
 import rcd
+from rcd.errors import RCDError
 from rcd.serve import openai
 from rcd.serve.answering import Answering
+from rcd.serve.describe import description
 from rcd.serve.guard import Guard, State
 from rcd.serve.metrics import CONTENT_TYPE, Metrics
 from rcd.serve.pieces import Refusal, Refused
-from rcd.serve.service import Service
+from rcd.serve.service import Service, refused
 from rcd.serve.settings import ServeSettings
 
 PAGE = Path(__file__).parent / "page"
@@ -39,8 +42,9 @@ def create_app(
     _health(app, service, state, metrics)
     if PAGE.is_dir():
         _page(app)
+    app.openapi = functools.cache(description)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(Refusal, _refusal)
+    app.add_exception_handler(RCDError, _refusal)
     if asked.cors_origin:
         from starlette.middleware.cors import CORSMiddleware
 
@@ -121,7 +125,7 @@ async def _http_error(request: Request, error: Any) -> Response:
 
 
 async def _refusal(request: Request, error: Any) -> Response:
-    return _json(error.refused, {})
+    return _json(refused(error), {})
 
 
 def _json(refused: Refused, headers: dict[str, str]) -> Response:

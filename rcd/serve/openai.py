@@ -102,7 +102,7 @@ class Reply:
         if self._ask.chat:
             return {"content": [self._chat_token(one) for one in tokens], "refusal": None}
         tokens = list(tokens)
-        best: Any = [dict(reversed(one.best)) for one in tokens] if self._ask.logprobs else None
+        best: Any = [{text: p for text, _, p in reversed(one.best)} for one in tokens] if self._ask.logprobs else None
         return {
             "tokens": [one.text for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
@@ -112,7 +112,7 @@ class Reply:
 
     @staticmethod
     def _chat_token(one: TokenText) -> dict[str, Any]:
-        def shown(text: str, logprob: float | None) -> dict[str, Any]:
-            return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        def shown(text: str, raw: bytes | None, logprob: float | None) -> dict[str, Any]:
+            return {"token": text, "logprob": logprob, "bytes": None if raw is None else list(raw)}
 
-        return {**shown(one.text, one.logprob), "top_logprobs": [shown(*pair) for pair in one.best]}
+        return {**shown(one.text, one.raw, one.logprob), "top_logprobs": [shown(*pair) for pair in one.best]}

@@ -89,7 +89,7 @@ def _valid(given: dict[str, Any], model: type[BaseModel]) -> Any:
 
 
 def _refusal(error: ValidationError, model: type[BaseModel]) -> Refusal:
-    first = error.errors(include_url=False, include_context=False)[0]
+    first = error.errors(include_url=False)[0]
     path = [str(part) for part in first["loc"]]
     name = ".".join(path)
     if first["type"] == "missing":
@@ -105,8 +105,22 @@ def _refusal(error: ValidationError, model: type[BaseModel]) -> Refusal:
     if entry is not None and first["type"] not in ("string_type",):
         must = entry.bounds
         return Refusal(f"{name} must be {must}, not {_short(value)}{'; ' + entry.why if entry.why else ''}.", name)
-    message = first["msg"].replace("Input should be", "must be").replace("Input", "it")
-    return Refusal(f"{name} {message[0].lower()}{message[1:]}, not {_short(value)}.", name)
+    return Refusal(f"{name} must be {_must(first)}, not {_short(value)}.", name)
+
+
+WANTED = {
+    "int": "a whole number", "bool": "true or false", "string": "a text", "model": "an object", "dict": "an object",
+    "float": "a number",
+}  # fmt: skip
+
+
+def _must(first: Any) -> str:
+    """What pydantic asked for, as part of a sentence."""
+    context = first.get("ctx", {})
+    for kind, words in (("ge", "of {} or more"), ("gt", "above {}"), ("le", "of {} or less")):
+        if kind in context:
+            return f"a number {words.format(context[kind])}"
+    return WANTED.get(first["type"].split("_")[0], "of another kind")
 
 
 def _unknown(name: str, names: list[str], owner: str) -> Refusal:

@@ -27,11 +27,13 @@ class TokenText:
     """A token of an answer with its log probabilities."""
 
     text: str
+    raw: bytes | None
+    """What it writes, also where that is no whole character."""
     offset: int
     """Where it begins in the answer's text."""
     logprob: float | None
     """None for a token that no step committed."""
-    best: tuple[tuple[str, float], ...] = ()
+    best: tuple[tuple[str, bytes | None, float], ...] = ()
     """The most probable tokens when it was committed, best first."""
 
 

@@ -106,5 +106,6 @@ class Reader:
 
     def _shown(self, one: TokenLogprob, offset: int) -> TokenText:
         logprob = None if math.isnan(one.logprob) else one.logprob
-        best = tuple((self._words.token(token), value) for token, value in one.best[: self._ask.logprobs])
-        return TokenText(self._words.token(one.token), offset, logprob, best)
+        text, raw = self._words.token, self._words.token_bytes
+        best = tuple((text(token), raw(token), value) for token, value in one.best[: self._ask.logprobs])
+        return TokenText(text(one.token), raw(one.token), offset, logprob, best)

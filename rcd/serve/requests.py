@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rcd.api import Pipeline
 from rcd.carry.base import Carry
 from rcd.decode.config import DecodeConfig
-from rcd.errors import RCDError
+from rcd.errors import RCDError, first_line
 from rcd.serve.pieces import Refusal, Refused
 from rcd.serve.schema import Ask
+from rcd.serve.text import Words
 
 SHORT = 4096
-"""Characters of prompts that are encoded at once; longer ones in another thread, so that nobody waits for them."""
+"""Characters of prompts that are encoded on the event loop."""
 SEEDS = 2**64
 LEAVING = Refused(503, "the server is shutting down; send the request again later.", None, "shutting_down", 5)
 
@@ -35,9 +36,9 @@ class Job:
     """The carry, where its settings are the request's own."""
 
 
-async def jobs(pipeline: Pipeline, base: DecodeConfig, ask: Ask) -> list[Job]:
+async def jobs(pipeline: Pipeline, words: Words, base: DecodeConfig, ask: Ask) -> list[Job]:
     """Every choice of the request, prompt by prompt."""
-    prompts = await _encoded(pipeline, ask)
+    prompts = await _encoded(words, ask)
     config, apart = configured(pipeline, base, ask)
     seed = ask.seed if ask.seed is not None else base.seed
     if ask.seed is None and config.temperature > 0:
@@ -54,30 +55,26 @@ async def jobs(pipeline: Pipeline, base: DecodeConfig, ask: Ask) -> list[Job]:
     return made
 
 
-async def _encoded(pipeline: Pipeline, ask: Ask) -> list[list[int]]:
+async def _encoded(words: Words, ask: Ask) -> list[list[int]]:
+    """Prompts as token ids; long ones in another thread, so that nobody waits for them."""
     prompts: list[Any] = ask.prompts
-    if ask.chat and not getattr(pipeline.tokenizer, "chat_template", None):
+    if ask.chat and not words.chat:
         prompts = [_only(prompts[0])]
-    elif ask.chat:
-        prompts = [prompts[0]]
-    size = sum(len(part if isinstance(part, str) else part["content"]) for prompt in prompts for part in _texts(prompt))
+    if all(isinstance(prompt, list) and prompt and isinstance(prompt[0], int) for prompt in prompts):
+        return prompts
+    size = sum(len(text) for prompt in prompts for text in _texts(prompt))
     try:
-        if size <= SHORT:
-            return pipeline.encode(prompts, chat=False)
-        return await asyncio.to_thread(pipeline.encode, prompts, chat=False)
+        return words.encode(prompts) if size <= SHORT else await asyncio.to_thread(words.encode_apart, prompts)
     except RCDError:
         raise
     except Exception as error:  # the template's own: it refuses roles and orders in ways of its own
         if not ask.chat:
             raise
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        raise Refusal(f"the model's chat template refuses these messages ({why}).", "messages") from error
+        raise Refusal(f"the model's chat template refuses these messages ({first_line(error)}).", "messages") from error
 
 
-def _texts(prompt: Any) -> list[Any]:
-    if isinstance(prompt, str):
-        return [prompt]
-    return [part for part in prompt if isinstance(part, dict)]
+def _texts(prompt: Any) -> list[str]:
+    return [prompt] if isinstance(prompt, str) else [part["content"] for part in prompt]
 
 
 def _only(messages: list[dict[str, str]]) -> str:
@@ -115,8 +112,8 @@ def configured(pipeline: Pipeline, base: DecodeConfig, ask: Ask) -> tuple[Decode
         if scale <= 1 and (carry.scalable or scale in (0, 1)):
             config = replace(config, residual_scale=scale)
         else:
-            own["alpha_scale"] = scale * float(_has(carry, "alpha_scale"))
-    if ask.t_res is not None and float(_has(carry, "t_res")) != ask.t_res:
+            own["alpha_scale"] = scale * _has(carry, "alpha_scale")
+    if ask.t_res is not None and _has(carry, "t_res") != ask.t_res:
         own["t_res"] = ask.t_res
     if not own:
         return config, None
@@ -124,10 +121,12 @@ def configured(pipeline: Pipeline, base: DecodeConfig, ask: Ask) -> tuple[Decode
     return replace(config, carry=changed), changed
 
 
-def _has(carry: Carry, name: str) -> Any:
-    if name not in [field.name for field in fields(carry)]:  # type: ignore[arg-type]
+def _has(carry: Carry, name: str) -> float:
+    """A setting of the model's carry, which must have it."""
+    found: dict[str, Any] = asdict(carry)  # type: ignore[call-overload]
+    if name not in found:
         raise Refusal(f"this model carries nothing that has {name}; leave rcd.{name} out.", f"rcd.{name}")
-    return getattr(carry, name)
+    return float(found[name])
 
 
 def _named(error: RCDError, ask: Ask) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ import uvicorn
 
 from rcd.errors import RCDError, reason
 from rcd.serve.app import State, create_app
-from rcd.serve.guard import loopback
+from rcd.serve.guard import LOG, loopback
 from rcd.serve.service import Service
 from rcd.serve.settings import ServeSettings
 
@@ -118,6 +119,14 @@ def make(service: Service, settings: ServeSettings, keys: Sequence[str] = (), st
     return Server(config, service, state, settings.drain)
 
 
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    LOG.addHandler(handler)
+    LOG.setLevel(logging.INFO)
+    LOG.propagate = False
+
+
 def run(
     service: Service, settings: ServeSettings, keys: Sequence[str] = (), load: Callable[[], None] | None = None
 ) -> None:
@@ -139,6 +148,8 @@ def run(
             server.should_exit = True
 
     sys.setswitchinterval(SWITCH)
+    if settings.access_log:
+        _log_to_stderr()
     if load is not None:
         threading.Thread(target=loading, name="rcd-load", daemon=True).start()
     with made:

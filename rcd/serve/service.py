@@ -88,7 +88,7 @@ class LocalService:
         config = config or DecodeConfig()
         pipeline.resolve(config)  # refused before anybody asks
         self._bound(pipeline)
-        words = Words(pipeline.decode, pipeline.tokenizer, pipeline._words)
+        words = Words(pipeline.tokenizer)
         self.models[name] = Served(name, pipeline, config, words, Counter())
 
     def _bound(self, pipeline: Pipeline) -> None:
@@ -104,7 +104,7 @@ class LocalService:
 
     async def example(self, model: str | None, seed: int) -> dict[str, Any]:
         served = self.named(model)
-        return {"model": served.name, **draw(served.pipeline, seed)}
+        return {"model": served.name, **await asyncio.to_thread(draw, served.pipeline, seed)}
 
     async def load(self) -> dict[str, Load]:
         return {name: _load(served.pipeline) for name, served in list(self.models.items())}
@@ -129,7 +129,7 @@ class LocalService:
     async def pieces(self, ask: Ask) -> AsyncIterator[list[Piece]]:
         try:
             served = self.named(ask.model)
-            wanted = await jobs(served.pipeline, served.config, ask)
+            wanted = await jobs(served.pipeline, served.words, served.config, ask)
             self._admit(served, wanted)
         except RCDError as error:
             yield [refused(error)]

@@ -48,4 +48,5 @@ class ServeSettings:
         default=(),
         help="Names by which this server may be called, beside its address; asked only where there is no key.",
     )
+    access_log: bool = setting(default=True, help="Write a line for every request to standard error.")
     log_prompts: bool = setting(default=False, help="Write the bodies of requests into the access log.")

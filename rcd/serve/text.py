@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from rcd.data.examples import prompt_ids
+from rcd.errors import RCDError
 
 BROKEN = "\ufffd"
 """What a tokenizer writes for a character whose bytes are not all there."""
@@ -13,6 +18,11 @@ CONTEXT = 64
 """Tokens that are decoded again with new ones: spaces and characters depend on what is before them."""
 CLEANED = 4
 """Characters at the end that `clean_up_tokenization_spaces` may still change: the longest that it looks for."""
+BYTE, LETTERS = re.compile("<0x[0-9A-F]{2}>"), re.compile("[ \u2581\u0120]?[A-Za-z]+")
+PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
+BYTE_OF = {chr(one): one for one in PRINTED}
+BYTE_OF |= {chr(256 + place): one for place, one in enumerate(sorted({*range(256)} - {*PRINTED}))}
+"""The letters that byte-level tokenizers write for bytes."""
 
 
 def common_start(text: str, stops: Sequence[str]) -> int:
@@ -27,45 +37,66 @@ def common_start(text: str, stops: Sequence[str]) -> int:
 
 
 class Words:
-    """A tokenizer's facts for texts that grow: its own way of decoding, single tokens as text."""
+    """A model's tokenizer for the event loop: copies of its own, so that no thread waits for another one's texts."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], tokenizer: Any | None, lock: Any = None):
-        self.decode, self.tokenizer = decode, tokenizer
+    def __init__(self, tokenizer: Any | None):
+        self._tokenizer, self._original = copy.deepcopy(tokenizer), tokenizer
+        self.chat = bool(getattr(tokenizer, "chat_template", None))
         self.held = CLEANED if getattr(tokenizer, "clean_up_tokenization_spaces", False) else 0
-        self._lock = lock or threading.Lock()
-        self._texts: dict[int, str] = {}
-        self.bytes = frozenset(self._byte_tokens())
-        self._before = self._letter()
-
-    def _byte_tokens(self) -> Iterable[int]:
+        vocabulary: dict[str, int] = {} if tokenizer is None else tokenizer.get_vocab()
+        self.bytes = {token: int(text[3:5], 16) for text, token in vocabulary.items() if BYTE.fullmatch(text)}
         """Tokens that are one byte: a run of them is a text only together."""
-        if self.tokenizer is None:
-            return []
-        return [token for text, token in self.tokenizer.get_vocab().items() if re.fullmatch("<0x[0-9A-F]{2}>", text)]
+        letters = (token for text, token in sorted(vocabulary.items()) if LETTERS.fullmatch(text))
+        self._before = list(itertools.islice(letters, 1))
+        """A token of letters, before which another one's text has its space."""
+        self._texts: dict[int, str] = {}
+        self._apart, self._another = threading.Lock(), None
 
-    def _letter(self) -> list[int]:
-        """A token with a text of letters, before which another one's text has its space."""
-        if self.tokenizer is None:
-            return []
-        vocabulary = self.tokenizer.get_vocab()
-        found = (token for token in sorted(vocabulary.values()) if re.fullmatch("[A-Za-z]+", self.decode([token])))
-        return [token for token in [next(found, None)] if token is not None]
+    def decode(self, ids: Sequence[int]) -> str:
+        """As the pipeline does."""
+        if self._tokenizer is None:
+            return " ".join(map(str, ids))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def encode(self, prompts: Sequence[Any], tokenizer: Any | None = None) -> list[list[int]]:
+        """Texts as they are, and chats in the template, as token ids."""
+        if self._tokenizer is None:
+            raise RCDError("this model has no tokenizer; give the prompt as token ids.")
+        return prompt_ids(prompts, tokenizer or self._tokenizer, False)
+
+    def encode_apart(self, prompts: Sequence[Any]) -> list[list[int]]:
+        """The same from another thread."""
+        with self._apart:
+            if self._another is None:
+                self._another = copy.deepcopy(self._original)
+            return self.encode(prompts, self._another)
 
     def token(self, token: int) -> str:
         """One token as text: with its space, and a special one by its name."""
         text = self._texts.get(token)
         if text is None:
-            if self.tokenizer is None:
-                text = str(token)
-            else:
-                with self._lock:
-                    both, before = (
-                        str(self.tokenizer.decode(ids, skip_special_tokens=False))
-                        for ids in ([*self._before, token], self._before)
-                    )
-                text = both[len(before) :]
-            self._texts[token] = text
+            text = self._texts[token] = self._named(token)
         return text
+
+    def _named(self, token: int) -> str:
+        if self._tokenizer is None:
+            return str(token)
+        both, before = (
+            str(self._tokenizer.decode(ids, skip_special_tokens=False))
+            for ids in ([*self._before, token], self._before)
+        )
+        return both[len(before) :]
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """What a token writes, also where that is no whole character; None where nobody knows."""
+        text = self.token(token)
+        if token in self.bytes:
+            return bytes([self.bytes[token]])
+        if BROKEN not in text:
+            return text.encode()
+        assert self._tokenizer is not None, "numbers are whole characters"
+        letters = [BYTE_OF.get(letter, -1) for letter in str(self._tokenizer.convert_ids_to_tokens(token))]
+        return None if -1 in letters else bytes(letters)
 
 
 class TextStream:
