@@ -22,8 +22,9 @@ from rcd.decode.config import DecodeConfig, capacity_for
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Finished
 from rcd.decode.fused import misfit
-from rcd.decode.handle import Events, Handle, follow
-from rcd.decode.loop import DecodeLoop
+from rcd.decode.handle import Events, Handle, Sink, follow
+from rcd.decode.loop import DecodeLoop, Plan
+from rcd.decode.prefixes import Prefixes
 from rcd.decode.probe import Look
 from rcd.decode.requests import Request
 from rcd.decode.slots import cache_bytes
@@ -134,11 +135,12 @@ class Pipeline:
         row: int = 0,
         wait: bool = False,
         rows: int = 1,
-        events: Events | None = None,
+        events: Sink | None = None,
         probe: Callable[[Look], None] | None = None,
     ) -> Handle:
         """Queue one prompt, as token ids, and return at once: the handle has its events, its result and a way to cancel
-        it. A full queue refuses, or with `wait` is waited for. `rows`: how many requests are to come."""
+        it. A full queue refuses, or with `wait` is waited for. `rows`: how many requests are to come. `events` hears
+        what the handle would tell."""
         if not isinstance(prompt, Sequence):
             raise RCDError(f"submit takes a list of token ids, not a {type(prompt).__name__}; `encode` makes one.")
         resolved = self.resolve(config, len(prompt))
@@ -153,13 +155,17 @@ class Pipeline:
         second = reference.model if reference is not None and engine.travelling.needs_reference else None
         key = (engine, id(self.model), None if second is None else id(second))
         small = self.model.device.type == "cpu" and cache_bytes(self.model, LEAST_ROWS, needed) <= LEAST_BYTES
-        places = max(rows, LEAST_ROWS if small else 1)
+        models = [self.model] if second is None else [self.model, second]
 
-        def make() -> Engine:
-            size: Any = dict(rows=min(places, MOST_ROWS), capacity=needed)
-            return Engine(self.model, engine, **size, reference=second, text=self.decode)
+        def size(places: int, capacity: int) -> int:
+            return sum(cache_bytes(each, places, capacity) for each in models)
 
-        return self.loop.submit(request, key, make, needed=needed, rows=min(rows, MOST_ROWS), wait=wait, events=events)
+        def make(places: int, capacity: int, prefixes: Prefixes | None) -> Engine:
+            more: Any = dict(reference=second, text=self.decode, prefixes=prefixes)
+            return Engine(self.model, engine, rows=places, capacity=capacity, **more)
+
+        places, least = min(max(rows, LEAST_ROWS if small else 1), MOST_ROWS), min(rows, MOST_ROWS)
+        return self.loop.submit(request, Plan(key, needed, places, least, size, make), wait=wait, events=events)
 
     def _events(
         self,

@@ -13,6 +13,10 @@ class RCDError(ValueError):
     """Bad input: one sentence with the cause and the way out. The command line prints it and exits with code 2."""
 
 
+class QueueFull(RCDError):
+    """As many requests wait as may; the same may be asked again later."""
+
+
 def unknown_name(kind: str, name: object, choices: Iterable[str]) -> RCDError:
     """An unknown name of any part: the choices are listed, the nearest is suggested."""
     return RCDError(f"unknown {kind} {name!r}{_choices(name, choices)}")

@@ -26,6 +26,8 @@ class Answer:
 
     def __init__(self, row: int, asked: RequestSettings, eos: Sequence[int], text: Text | None):
         self.row, self.asked, self.eos, self.text = row, asked, tuple(eos), text
+        self.reused = 0
+        """Prompt tokens that did not have to be read."""
         self.ids: list[int] = []
         """Up to the first mask."""
         self._logprobs: dict[int, TokenLogprob] = {}
@@ -83,4 +85,4 @@ class Answer:
         if self.asked.logprobs is not None:
             nothing = float("nan")
             logprobs = tuple(self._logprobs.get(k, TokenLogprob(token, nothing)) for k, token in enumerate(ids))
-        return Finished(self.row, ids, reason, counts, text, logprobs, time.perf_counter())
+        return Finished(self.row, ids, reason, counts, text, logprobs, time.perf_counter(), self.reused)

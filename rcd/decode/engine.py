@@ -22,6 +22,7 @@ from rcd.decode.answers import Answer, Text
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Failed
 from rcd.decode.model import SlotModel
+from rcd.decode.prefixes import Prefixes
 from rcd.decode.probe import Prober
 from rcd.decode.prompts import PIECE_BUDGET, PromptReader, sent
 from rcd.decode.requests import Request, Serving, Stats
@@ -38,11 +39,12 @@ from rcd.models.lm import DiffusionLM
 class Engine:
     """Decodes many requests at once on one model. `config` is a resolved DecodeConfig, of which the requests' own
     part is not read; `rows` texts of up to `capacity` positions run together. `text` makes token ids a text, for
-    stop strings."""
+    stop strings. `prefixes` keeps what has been read of prompts."""
 
     def __init__(
         self, model: DiffusionLM, config: DecodeConfig, *, rows: int, capacity: int,
         reference: DiffusionLM | None = None, graphs: bool | None = None, text: Text | None = None,
+        prefixes: Prefixes | None = None,
     ):  # fmt: skip
         if not isinstance(model, DiffusionLM):
             raise RCDError(f"an engine is made of a model, such as pipeline.model, not of a {type(model).__name__}.")
@@ -81,7 +83,8 @@ class Engine:
         self.units = Units(self.window, self.target, self.reference, rules, self.rows, graphs)
         self.lag = 1 if on_gpu and not terms.starts else 0
         self.stats, self.text = Stats(), text
-        self.prompts = PromptReader(self.models, self.rows, self.stats)
+        shared = None if config.batch_invariant else prefixes  # the bits would depend on what was read before
+        self.prompts = PromptReader(self.models, self.rows, self.stats, terms.b, shared)
         self.serving: dict[int, Serving] = {}
         self._flying: deque[Report] = deque()
         """Steps launched that the host has not heard of."""
@@ -154,10 +157,13 @@ class Engine:
         if one.piece is None:
             self.prompts.begin(row, one)
 
-    def drop(self, row: int) -> None:
-        """Free a row at once; what is in flight for it is not heard."""
-        if self.serving.pop(row, None) is not None:
+    def drop(self, row: int, keep: bool = True) -> None:
+        """Free a row at once; what is in flight for it is not heard. `keep`: its blocks may serve others."""
+        one = self.serving.pop(row, None)
+        if one is not None:
             with torch.inference_mode():
+                if keep:
+                    self.prompts.keep(row, one)
                 self.rows.leave(row)
 
     def cancel(self, number: int) -> None:
@@ -170,7 +176,7 @@ class Engine:
         """Forget what is being served; every row is free."""
         self._flying.clear()
         for row in list(self.serving):
-            self.drop(row)
+            self.drop(row, keep=False)
 
     @torch.inference_mode()
     def turn(self) -> list[Event]:

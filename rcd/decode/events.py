@@ -110,6 +110,8 @@ class Finished(_OfARow):
     """Of `ids`, if they were asked for."""
     at: float = 0.0
     """When, by `time.perf_counter`."""
+    reused: int = 0
+    """Prompt tokens whose keys and values were there already."""
 
 
 @dataclass(frozen=True)

@@ -15,25 +15,36 @@ class Canceller(Protocol):
     def cancel(self, handle: Handle) -> None: ...
 
 
+class Sink(Protocol):
+    """Where events are put, by the thread that decodes: what it does there must be quick."""
+
+    def put(self, item: Event | BaseException) -> None: ...
+
+
 Events = queue.SimpleQueue[Event | BaseException]
 
 
 class Handle:
     """One submitted request: its events, in order; its answer; its cancellation. Safe from any thread."""
 
-    def __init__(self, request: Request, loop: Canceller, events: Events | None = None):
-        """`events`: a queue that several requests share."""
+    def __init__(self, request: Request, loop: Canceller, events: Sink | None = None):
+        """`events`: what hears of them instead, such as a queue that several requests share."""
         self.request, self._loop = request, loop
-        self._events: Events = queue.SimpleQueue() if events is None else events
-        self._alone = events is None
-        self.row = -1
+        self._own: Events = queue.SimpleQueue()
+        self._events: Sink = self._own if events is None else events
+        self.number = -1
+        """Its place among the loop's requests."""
+        self.admitted: float | None = None
+        """When it got a row, by `time.perf_counter`."""
         self.done = False
         """Whether its last event is there."""
 
     def __iter__(self) -> Iterator[Event]:
         """Steps, if the request wants them, and last a Finished or a Failed, which is told again to whoever asks again.
         Leaving the iteration cancels."""
-        return follow([self], self._events, again=self._alone)
+        if self._events is not self._own:
+            raise RCDError("the events of this request go to the queue that `submit` was given; read them there.")
+        return follow([self], self._own, again=True)
 
     def result(self) -> Finished:
         """The answer; a failure is raised."""

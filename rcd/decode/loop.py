@@ -1,53 +1,47 @@
 """Many callers, one thread that decodes: requests are submitted and cancelled from anywhere, engines found or made.
 
-A loop drives the engines of one model in turn, each on its own requests, and gives every caller the events of its own.
-It starts with the first request and ends when there has been none for a while. What goes wrong with one request is
-that request's; a failure of an engine or of the loop reaches everyone who waits for it, and the next call starts anew.
+A loop drives engines in turn, each on its own requests, and gives every caller the events of its own. Its thread starts
+with the first request and ends when there has been none for a while. Engines are made by the thread as well, in the
+order in which requests came that need them, and as memory allows. What goes wrong with one request is that request's; a
+failure of an engine or of the loop reaches everyone who waits for it, and the next call starts anew.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
+import time
 import weakref
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import replace
 
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Step
-from rcd.decode.handle import Events, Handle
+from rcd.decode.handle import Handle, Sink
+from rcd.decode.lines import Line, Plan
+from rcd.decode.prefixes import Prefixes
 from rcd.decode.requests import Request
-from rcd.errors import RCDError
+from rcd.errors import QueueFull, RCDError
 
 LINGER, CLOSING = 10.0, 60.0
 """Seconds that a loop without requests stays, and that its end is waited for when it is closed."""
 MOST_WAITING = 1024
 """Requests that wait for a row; one more is refused, or waits with its caller."""
-MOST_ENGINES = 4
-"""Engines that are kept though nobody uses them, the last used ones."""
-
-
-@dataclass
-class _Line:
-    """An engine, who waits for it, and whom it serves."""
-
-    engine: Engine
-    key: Any
-    waiting: deque[Handle] = field(default_factory=deque)
-    serving: dict[int, Handle] = field(default_factory=dict)
-    """By the numbers that its requests have in the engine."""
-
-    @property
-    def idle(self) -> bool:
-        return not (self.waiting or self.serving or self.engine.busy)
+MOST_ENGINES, MOST_UNUSED = 8, 4
+"""Engines at once. One that nobody uses makes room for another; where all are used, the next one waits."""
 
 
 class DecodeLoop:
-    def __init__(self, most_waiting: int = MOST_WAITING, linger: float = LINGER):
-        self.most_waiting, self.linger = most_waiting, linger
+    """`most_rows` bounds the rows of an engine, `memory` the bytes of all caches together (None: what the machine
+    has), `prefix_bytes` what is kept of prompts that have been read, for others that begin alike."""
+
+    def __init__(
+        self, most_waiting: int = MOST_WAITING, linger: float = LINGER, *, most_rows: int | None = None,
+        memory: int | None = None, prefix_bytes: int = 0,
+    ):  # fmt: skip
+        self.most_waiting, self.linger, self.most_rows, self.memory = most_waiting, linger, most_rows, memory
+        self._prefix_bytes = prefix_bytes
         self._closed = False
         self.begin()
         _LOOPS.add(self)
@@ -55,52 +49,33 @@ class DecodeLoop:
     def begin(self) -> None:
         """As nobody has asked yet: also in a forked process, which has no thread and whose locks may be held by those
         that it does not have."""
-        self._lines: list[_Line] = []
+        self._lines: list[Line] = []
         self._changed = threading.Condition()
-        self._driving = threading.Lock()
-        """Held while engines run, so that one is made only between turns."""
         self._cancelled: list[Handle] = []
         self._thread: threading.Thread | None = None
-        self._number = 0
-        self._making = set[object]()
-        """Callers that make an engine: the loop lets them go first."""
+        self._number = self.made = 0
+        self.prefixes = Prefixes(self._prefix_bytes) if self._prefix_bytes else None
 
     # -- callers -------------------------------------------------------------------------------------------------
 
-    def submit(
-        self, request: Request, key: Any, make: Callable[[], Engine], *, needed: int, rows: int = 1,
-        wait: bool = False, events: Events | None = None,
-    ) -> Handle:  # fmt: skip
-        """Queue a request with the engine of that `key` that has `needed` positions a row, or with a new one; one that
-        nobody uses and that has fewer than `rows` is replaced. Where as many wait as may, the call waits for room, or
-        is refused."""
+    def submit(self, request: Request, plan: Plan, *, wait: bool = False, events: Sink | None = None) -> Handle:
+        """Queue a request with an engine that suits it, or with one that is still to be made, and return at once.
+        Where as many wait as may, the call waits for room, or is refused."""
         if threading.current_thread() is self._thread:  # it would wait for itself
             raise RCDError("a probe cannot decode with the pipeline that it watches; do it when the call is over.")
         handle = Handle(request, self, events)
         with self._changed:
-            line = self._line(key, needed, rows)
-        if line is None:
-            mine = object()
-            try:  # an interrupt may come anywhere, and a loop that is never let go would hang everybody
-                self._making.add(mine)
-                with self._driving, self._changed:
-                    line = self._line(key, needed, rows) or self._made(key, make)
-            finally:
-                self._making.discard(mine)
-                with self._changed:
-                    self._changed.notify_all()
-        with self._changed:
             while self.waiting >= self.most_waiting and not self._closed:
                 if not wait:
-                    raise RCDError(
+                    raise QueueFull(
                         f"the queue is full: {self.waiting} requests wait already; try again when some are answered."
                     )
                 self._changed.wait(1.0)
             if self._closed:
                 raise RCDError("this loop is closed; load the model again.")
-            if line not in self._lines:
-                self._lines.append(line)
-            line.waiting.append(handle)
+            self._number += 1
+            handle.number = self._number
+            self._line(plan).waiting.append(handle)
             self._run()
             self._changed.notify_all()
         return handle
@@ -121,36 +96,31 @@ class DecodeLoop:
     @property
     def waiting(self) -> int:
         """Requests that no row serves yet."""
-        return sum(len(line.waiting) for line in self._lines)
+        return sum(len(line.waiting) for line in list(self._lines))
 
     @property
     def serving(self) -> int:
-        return sum(len(line.serving) for line in self._lines)
+        return sum(len(line.serving) for line in list(self._lines))
 
     @property
     def engines(self) -> list[Engine]:
-        return [line.engine for line in self._lines]
+        return [line.engine for line in list(self._lines) if line.engine is not None]
 
-    def _line(self, key: Any, needed: int, rows: int) -> _Line | None:
-        """The engine of that key that has room; the last used one stands last."""
-        for line in reversed(self._lines):
-            enough = line.engine.rows_most >= rows or not line.idle
-            if line.key == key and enough and line.engine.suits(needed):
-                self._lines.remove(line)
-                self._lines.append(line)
-                return line
-        return None
-
-    def _made(self, key: Any, make: Callable[[], Engine]) -> _Line:
-        """A new engine; those that nobody uses and that are too many, or of the same key and too small, go before, so
-        that their memory is free."""
-        idle = [line for line in self._lines if line.idle]
-        gone = [line for line in idle if line.key == key] + idle[: max(0, len(self._lines) - MOST_ENGINES + 1)]
-        self._lines = [line for line in self._lines if line not in gone]
-        del idle, gone
-        line = _Line(make(), key)
-        self._lines.append(line)
+    def _line(self, plan: Plan) -> Line:
+        """The roomiest that suits, so that smaller ones of its kind run empty. A new one is twice as roomy as they, so
+        that texts that grow longer and longer need few engines. The last used one stands last."""
+        suiting = [line for line in self._lines if line.suits(plan)]
+        if suiting:
+            line = max(suiting, key=lambda line: line.plan.capacity)
+        else:
+            alike = [line.plan.capacity for line in self._lines if line.plan.key == plan.key]
+            roomy = max([plan.capacity, *(2 * capacity for capacity in alike if capacity < plan.capacity)])
+            line = Line(replace(plan, capacity=roomy if self._allowed(plan, 1, roomy) else plan.capacity))
+        self._lines = [*(other for other in self._lines if other is not line), line]
         return line
+
+    def _allowed(self, plan: Plan, rows: int, capacity: int) -> bool:
+        return self.memory is None or plan.size(rows, capacity) <= self.memory
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -164,63 +134,103 @@ class DecodeLoop:
     def turn(self) -> bool:
         """One turn of every engine; False if there was nothing to do."""
         with self._changed:
-            while self._making and not self._closed:
-                self._changed.wait(0.1)
-        with self._driving:
-            with self._changed:
-                lines, cancelled = list(self._lines), self._cancelled
-                self._cancelled = []
-            for handle in cancelled:
-                self._drop(handle, lines)
-            worked = bool(cancelled)
-            for line in lines:
-                if line.idle:
+            lines, cancelled = list(self._lines), self._cancelled
+            self._cancelled = []
+        for handle in cancelled:
+            self._drop(handle, lines)
+        worked, before = bool(cancelled), math.inf
+        for line in sorted(lines, key=lambda line: (line.engine is not None, line.first)):
+            if line.idle:
+                continue
+            worked = True
+            try:
+                engine = line.engine or (self._make(line) if line.first < before else None)
+                if engine is None:
+                    before = min(before, line.first)
                     continue
-                worked = True
-                try:
-                    self._admit(line)
-                    for event in line.engine.turn():
-                        self._tell(line, event)
-                except BaseException as error:
-                    self._abandon(line, error)
-                    if not isinstance(error, Exception):
-                        raise
-            return worked
+                self._admit(line, engine, before)
+                for event in engine.turn():
+                    self._tell(line, event)
+            except BaseException as error:
+                self._abandon(line, error)
+                if not isinstance(error, Exception):
+                    raise
+        return worked
 
-    def _admit(self, line: _Line) -> None:
-        while line.waiting and line.engine.free:
+    def _make(self, line: Line) -> Engine | None:
+        """The engine of a line, if there is room for it. None: it waits until another one has run empty."""
+        plan = line.plan
+        rows = plan.rows if self.most_rows is None else min(plan.rows, self.most_rows)
+        while rows > 1 and not self._allowed(plan, rows, plan.capacity):
+            rows -= 1
+        needed = plan.size(rows, plan.capacity)
+        if not self._allowed(plan, rows, plan.capacity):
+            most = f"{(self.memory or 0) / 2**20:.0f} may be used; shorten it."
+            raise RCDError(f"a text of {plan.capacity} positions needs {needed / 2**20:.0f} MiB of cache and {most}")
+        if not self._cleared(line, needed):
+            return None
+        self.made += 1
+        line.engine, line.bytes = plan.make(rows, plan.capacity, self.prefixes), needed
+        return line.engine
+
+    def _cleared(self, line: Line, needed: int) -> bool:
+        """Whether there is room, after engines that nobody uses have gone: of the same key, and as many as need be."""
+        with self._changed:
+            spare = [other for other in self._lines if other.spare(line.first)]
+            for other in [other for other in spare if other.idle and other.plan.key == line.plan.key]:
+                spare.remove(other)
+                self._lines.remove(other)
+            while spare and not self._room(needed):
+                other = spare.pop(0)
+                other.engine = None  # whoever waits for it waits for another one
+                if other.idle:
+                    self._lines.remove(other)
+            return self._room(needed)
+
+    def _room(self, needed: int) -> bool:
+        made = [line for line in self._lines if line.engine is not None]
+        if not made:
+            return True
+        few = len(made) < MOST_ENGINES and sum(line.idle for line in made) < MOST_UNUSED
+        return few and (self.memory is None or needed + sum(line.bytes for line in made) <= self.memory)
+
+    def _admit(self, line: Line, engine: Engine, before: float) -> None:
+        """Give free rows to those who wait; where another engine waits for room, only to those who came before its
+        first, so that its turn comes."""
+        while line.waiting and engine.free:
             with self._changed:
-                if not line.waiting:
+                if line.first > before or not line.waiting:
                     return
                 handle = line.waiting.popleft()
                 self._changed.notify_all()
             if handle.done:
                 continue
-            self._number += 1
-            handle.row = self._number
-            line.serving[handle.row] = handle
-            failed = line.engine.admit(handle.request.numbered(handle.row))
+            line.serving[handle.number] = handle
+            handle.admitted = time.perf_counter()
+            failed = engine.admit(handle.request.numbered(handle.number))
             if failed is not None:
                 self._tell(line, failed)
 
-    def _tell(self, line: _Line, event: Event) -> None:
+    def _tell(self, line: Line, event: Event) -> None:
         handle = line.serving.get(event.row) if isinstance(event, Step) else line.serving.pop(event.row, None)
         if handle is not None:
             handle.put(event.renamed(handle.request.row))
 
-    def _drop(self, handle: Handle, lines: list[_Line]) -> None:
+    def _drop(self, handle: Handle, lines: list[Line]) -> None:
         if handle.done:
             return
         for line in lines:
             with self._changed:
                 if handle in line.waiting:
                     line.waiting.remove(handle)
-            if line.serving.get(handle.row) is handle:
-                line.engine.cancel(handle.row)
-                del line.serving[handle.row]
+                    self._changed.notify_all()
+                if line.engine is None and not line.waiting and line in self._lines:
+                    self._lines.remove(line)
+            if line.serving.pop(handle.number, None) is not None and line.engine is not None:
+                line.engine.cancel(handle.number)
         handle.put(Failed(handle.request.row, "the request was cancelled.", cancelled=True))
 
-    def _abandon(self, line: _Line, error: BaseException) -> None:
+    def _abandon(self, line: Line, error: BaseException) -> None:
         """The engine is lost, and everyone who waits for it is told."""
         with self._changed:
             if line in self._lines:
@@ -228,6 +238,7 @@ class DecodeLoop:
             told = [*line.serving.values(), *line.waiting]
             line.serving.clear()
             line.waiting.clear()
+            self._changed.notify_all()
         for handle in told:
             handle.put(error)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rcd.decode.model import SlotModel
+from rcd.decode.prefixes import Prefixes
 from rcd.decode.requests import Serving, Stats
 from rcd.decode.rows import Rows
 from rcd.decode.slots import Slots
@@ -27,8 +28,12 @@ def sent(values: Sequence[int], device: torch.device) -> Tensor:
 class PromptReader:
     """Stores what stands before the first decoded blocks, in the caches of the `models`."""
 
-    def __init__(self, models: Sequence[SlotModel], rows: Rows, stats: Stats):
+    def __init__(self, models: Sequence[SlotModel], rows: Rows, stats: Stats, block: int, prefixes: Prefixes | None):
         self.models, self.rows, self.stats, self.device = models, rows, stats, rows.active.device
+        self.block, self.prefixes = block, prefixes
+        self.caches = [model.cache for model in models]
+        self._weights = tuple((model.model, model.model.weights_version) for model in models)
+        """What keys and values depend on, beside the tokens and the length of a block."""
         self.reading = -1
         """The row whose prompt is read."""
 
@@ -49,6 +54,8 @@ class PromptReader:
         """Read the next piece of a prompt; returns its tokens. The row takes steps when there is none left."""
         assert one.pieces is not None
         tokens = 0
+        if self.prefixes is not None and one.piece is not None and one.piece[0] == 0:
+            self._reuse(self.prefixes, row, one)
         if one.piece is not None:
             start, end, unit = one.piece
             position = torch.arange(start, end, device=self.device)
@@ -61,6 +68,25 @@ class PromptReader:
         if one.piece is None:
             self.begin(row, one)
         return tokens
+
+    def _reuse(self, prefixes: Prefixes, row: int, one: Serving) -> None:
+        """Copy what is known of the prompt; a pass that is saved is counted as if it had run."""
+        pieces = [one.piece, *(one.pieces or ())]
+        unit, end = pieces[0][2], pieces[-1][1]
+        known = prefixes.copy((unit, self._weights), one.prompt[:end], unit, self.caches, row)
+        left = [(max(start, known), end, unit) for start, end, unit in pieces if end > known]
+        one.unit, one.answer.reused = unit, known
+        one.prefills, one.pieces = len(pieces) - len(left), iter(left)
+        one.piece = next(one.pieces, None)
+
+    def keep(self, row: int, one: Serving) -> None:
+        """Remember the finished blocks of a row that is about to be free."""
+        rows = self.rows
+        if self.prefixes is None or not one.unit or one.pieces is not None or int(rows.broken[row]):
+            return
+        stored = int(rows.start[row] - self.block * torch.maximum(rows.pending, rows.referred)[row])
+        tokens = rows.text[row, : stored if one.unit == self.block else one.unit].tolist()
+        self.prefixes.keep((one.unit, self._weights), tokens, one.unit, self.caches, row)
 
     def begin(self, row: int, one: Serving) -> None:
         """From here on the row takes steps."""

@@ -97,6 +97,8 @@ class Serving:
     """Of its prefill, those behind the next one; None when it takes steps."""
     piece: tuple[int, int, int] | None = None
     """The next one."""
+    unit: int = 0
+    """Tokens of a block of its prompt, if what is stored of it may be another's."""
     generator: Any = None
     """What a start draws by."""
     tick: int = 0

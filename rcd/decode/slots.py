@@ -74,6 +74,13 @@ class Cache:
         for layer in self.store:
             layer[:, row].zero_()
 
+    def read(self, row: int, start: int, end: int) -> list[Tensor]:
+        """A copy of what a row holds there, for `write`."""
+        return [self.store[:, :, row, :, start:end].clone()]
+
+    def write(self, row: int, start: int, values: list[Tensor]) -> None:
+        self.store[:, :, row, :, start : start + values[0].shape[-2]].copy_(values[0])
+
 
 class OwnCache(Cache):
     """The same for a backbone of any kind: a layer's shape is that of the first keys and values that it keeps."""
@@ -91,6 +98,14 @@ class OwnCache(Cache):
         for layer in self._layers.values():
             for each in layer:
                 each[row].zero_()
+
+    def read(self, row: int, start: int, end: int) -> list[Tensor]:
+        return [each[row, :, start:end].clone() for _, layer in sorted(self._layers.items()) for each in layer]
+
+    def write(self, row: int, start: int, values: list[Tensor]) -> None:
+        for number, pair in enumerate(zip(values[::2], values[1::2], strict=True)):
+            for each, value in zip(self.layer(number, pair[0][None], pair[1][None]), pair, strict=True):
+                each[row, :, start : start + value.shape[-2]].copy_(value)
 
     def _zeros(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.rows + 1, like.shape[1], self.capacity, like.shape[3])
