@@ -102,8 +102,6 @@ class Sink:
         self._steps = deque[Step]()
         self._logprobs: dict[int, TokenLogprob] = {}
         self._end: Finished | Failed | BaseException | None = None
-        self.began: float | None = None
-        """When its first step was told."""
         self.told = False
         self._drawing = False
         """Whether the reader has the canvas."""
@@ -120,8 +118,6 @@ class Sink:
 
     def _step(self, event: Step) -> bool:
         """Whether a reader should hear of it."""
-        if self.began is None:
-            self.began = time.perf_counter()
         if event.logprobs is not None:
             self._keep(event)
         news = event.final > self._final

@@ -73,8 +73,8 @@ class Done:
     cached: int
     """Tokens of its prompt that were taken from the cache."""
     seconds: float
-    queued_seconds: float | None
-    """Up to its first step; None where steps are not told."""
+    queued_seconds: float
+    """Until it had a row."""
     logprobs: tuple[TokenText, ...] | None = None
 
     @property

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
 
 from rcd.decode.events import Failed, Finished, TokenLogprob
-from rcd.decode.handle import lost
+from rcd.decode.handle import Handle, lost
+from rcd.errors import RCDError
 from rcd.serve.bridge import Sink
 from rcd.serve.pieces import Done, Piece, Refused, Text, TokenText
 from rcd.serve.schema import Ask
@@ -21,11 +23,12 @@ class Reader:
         self._sink, self._words, self._stops, self._began, self._ask = sink, words, stops, began, ask
         self._waiting: list[TokenText] = []
         """Tokens whose text is not sent yet."""
-        self._settled = 0
+        self._settled = self._told = 0
         self.ended = False
 
-    def begin(self, ends: Iterable[int]) -> None:
+    def begin(self, handle: Handle, ends: Iterable[int]) -> None:
         """`ends`: the tokens that end the answer."""
+        self._handle = handle
         self._ends = frozenset(ends)
         self._stream = TextStream(self._words, self._stops, self._ends)
 
@@ -54,39 +57,33 @@ class Reader:
             if one.token not in self._ends:
                 self._waiting.append(self._shown(one, self._stream.known))
             text += self._stream.push([one.token])
-        return [Text(self._sink.index, text, self._told())] if text else []
-
-    def _told(self) -> tuple[TokenText, ...]:
-        """The tokens whose text has begun to be sent."""
-        told = [one for one in self._waiting if one.offset < self._stream.sent]
+        if not text:
+            return []
+        told = tuple(itertools.takewhile(lambda one: one.offset < self._stream.sent, self._waiting))
         del self._waiting[: len(told)]
-        return tuple(told)
+        self._told += len(told)
+        return [Text(self._sink.index, text, told)]
 
     def _end(self, event: Any) -> list[Piece]:
         if isinstance(event, Failed):
             return [Refused(500, event.message, None, "decoding_failed")]
+        if isinstance(event, RCDError):
+            return [Refused(400, str(event))]
         if isinstance(event, BaseException):
             return [Refused(500, str(lost(event)), None, "decoding_failed")]
         assert isinstance(event, Finished)
         text, found = event.text or "", list[Piece]()
         logprobs = self._logprobs(event, text)
         if self._ask.stream:
-            rest = event.ids[self._settled :] if logprobs is not None else []
-            sent = self._stream.sent
-            more = self._stream.finish(text)
-            last = (
-                tuple(one for one in logprobs or () if one.offset >= sent)
-                if logprobs is not None and (more or rest)
-                else ()
-            )
+            more, last = self._stream.finish(text), (logprobs or ())[self._told :]
             if more or last:
                 found.append(Text(self._sink.index, more, last))
-        counts, began = event.counts, self._sink.began
+        counts, admitted = event.counts, self._handle.admitted
         found.append(
             Done(
                 self._sink.index, event.stop_reason, text, event.ids, counts.denoising, counts.forwards,
-                getattr(event, "reused", 0), round(event.at - self._began, 6),
-                None if began is None else round(began - self._began, 6), logprobs,
+                event.reused, round(event.at - self._began, 6), round((admitted or event.at) - self._began, 6),
+                logprobs,
             )
         )  # fmt: skip
         return found

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from rcd.api import Pipeline
 from rcd.decode.config import DecodeConfig
-from rcd.errors import RCDError, one_of
+from rcd.decode.loop import DecodeLoop
+from rcd.errors import QueueFull, RCDError, one_of
 from rcd.serve.bridge import Bridge, Mailbox
 from rcd.serve.cards import card, draw
 from rcd.serve.drafts import Canvas
@@ -87,17 +88,15 @@ class LocalService:
         """Serve one more model; `config`: the defaults of its requests."""
         config = config or DecodeConfig()
         pipeline.resolve(config)  # refused before anybody asks
-        self._bound(pipeline)
+        pipeline.loop = self._loop()
         words = Words(pipeline.tokenizer)
         self.models[name] = Served(name, pipeline, config, words, Counter())
 
-    def _bound(self, pipeline: Pipeline) -> None:
-        limit: Any = getattr(pipeline, "limit", None)
-        if limit is not None:
-            asked = self.settings
-            limit(rows=asked.max_batch, waiting=asked.max_queue, memory=asked.cache_memory)
-        else:
-            pipeline.loop.most_waiting = self.settings.max_queue
+    def _loop(self) -> DecodeLoop:
+        asked = self.settings
+        return DecodeLoop(
+            asked.max_queue, most_rows=asked.max_batch, memory=asked.cache_memory, prefix_bytes=asked.prefix_cache
+        )
 
     async def cards(self) -> list[dict[str, Any]]:
         return [card(one.name, one.pipeline, one.config) for one in list(self.models.values())]
@@ -152,7 +151,7 @@ class LocalService:
                 return
             ends = {*served.pipeline.settings.eos_token_ids}
             for reader, handle in zip(readers, handles, strict=True):
-                reader.begin(ends | {*handle.request.settings.stop_ids})
+                reader.begin(handle, ends | {*handle.request.settings.stop_ids})
             timers = self._deadlines(mailbox, handles)
             yield [Accepted(served.name, sum(len(job.prompt) for job in wanted[:: ask.n]), len(wanted))]
             left = len(wanted)
@@ -199,7 +198,7 @@ class LocalService:
         loop, asked = asyncio.get_running_loop(), self.settings
 
         def overdue() -> None:
-            if any(not handle.done and handle.row < 0 for handle in handles):
+            if any(not handle.done and handle.admitted is None for handle in handles):
                 mailbox.refuse(DEADLINE("queue_timeout", f"no row was free for {asked.max_wait:g} seconds"))
 
         late = DEADLINE("timeout", f"it took longer than {asked.timeout:g} seconds")
@@ -231,7 +230,7 @@ def refused(error: RCDError) -> Refused:
         found = error.refused
         return replace(found, retry_after=1) if found.status == 429 else found
     message = str(error)
-    if type(error).__name__ == "QueueFull" or message.startswith("the queue is full"):
+    if isinstance(error, QueueFull):
         return Refused(429, message, None, "queue_full", retry_after=1)
     if "positions, but the model has" in message:
         return Refused(400, message, "max_tokens", "context_length_exceeded")

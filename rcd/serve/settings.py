@@ -25,9 +25,14 @@ class ServeSettings:
         default=30.0, help="Seconds that running requests get to finish after SIGTERM or Ctrl-C.", ge=0, le=86400
     )
     cache_memory: int | None = setting(
-        default=None, help="Bytes that the caches of one model may take. None: as much as the rows need.", ge=1
+        default=None,
+        help="Bytes that the caches of one model may take; requests wait for room. None: as much as the rows need.",
+        ge=1,
     )
-    prefix_cache: bool = setting(default=True, help="Reuse the finished blocks of prompts that begin alike.")
+    prefix_cache: int = setting(
+        default=2**28,
+        help="Bytes a model for the blocks of prompts that were read, for those that begin alike; 0 keeps none.", ge=0,
+    )  # fmt: skip
     max_body: int = setting(default=1 << 20, help="Bytes of a request's body.", ge=1024, le=1 << 30)
     max_prompts: int = setting(default=64, help="Prompts in one request.", ge=1, le=4096)
     max_n: int = setting(default=16, help="Answers to each prompt (`n`).", ge=1, le=1024)
