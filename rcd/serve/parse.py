@@ -29,10 +29,11 @@ def parse(content: bytes, chat: bool, *, max_n: int, max_prompts: int, max_messa
     n = body.n or 1
     _at_most("n", n, max_n)
     prompts = [_messages(body.messages, max_messages)] if chat else _prompts(body.prompt, max_prompts)
-    tokens = (body.max_completion_tokens if chat else None) or body.max_tokens
+    bound = "max_completion_tokens" if chat and body.max_completion_tokens else "max_tokens"
+    tokens = getattr(body, bound)
     if chat and None not in (body.max_tokens, body.max_completion_tokens):
         raise Refusal("max_tokens and max_completion_tokens mean the same; give one of them.", "max_completion_tokens")
-    _at_most("max_tokens", tokens or 1, most_tokens)
+    _at_most(bound, tokens or 1, most_tokens)
     if body.stream_options is not None and not body.stream:
         raise Refusal("stream_options is of streams; set stream to true or leave it out.", "stream_options")
     if chat and body.top_logprobs is not None and not body.logprobs:
@@ -148,9 +149,9 @@ def _short(value: Any) -> str:
     return reprlib.repr(value)
 
 
-def _at_most(name: str, value: int, most: int) -> None:
+def _at_most(name: str, value: int, most: int, what: str = "") -> None:
     if value > most:
-        raise Refusal(f"{name} is {_short(value)} and {most} is the most here; lower it.", name)
+        raise Refusal(f"{what or name} is {_short(value)} and {most} is the most here; lower it.", name)
 
 
 def _prompts(prompt: Any, most: int) -> list[Any]:
@@ -161,7 +162,7 @@ def _prompts(prompt: Any, most: int) -> list[Any]:
         raise Refusal(f"prompt is a text, a list of texts, or token ids, not {_short(prompt)}.", "prompt")
     if all(type(item) is int for item in prompt):
         return [_ids(prompt)]
-    _at_most("the number of prompts", len(prompt), most)
+    _at_most("prompt", len(prompt), most, "the number of prompts")
     if all(isinstance(item, str) for item in prompt):
         return prompt
     if all(isinstance(item, list) and item and all(type(one) is int for one in item) for item in prompt):
@@ -188,7 +189,7 @@ def _stop(stop: Any) -> tuple[str, ...]:
 def _messages(messages: Any, most: int) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
         raise Refusal('messages is a list such as [{"role": "user", "content": "..."}].', "messages")
-    _at_most("the number of messages", len(messages), most)
+    _at_most("messages", len(messages), most, "the number of messages")
     return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
 
 

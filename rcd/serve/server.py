@@ -63,11 +63,11 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, state: State, drain: float):
         super().__init__(config)
         self._service, self._state, self._drain = service, state, drain
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
     @contextlib.contextmanager
@@ -84,8 +84,8 @@ class Server(uvicorn.Server):
                 signal.signal(one, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self.end)
+        assert self.loop is not None
+        self.loop.call_soon_threadsafe(self.end)
 
     def end(self) -> None:
         """Let what runs finish, then end; when called again, at once."""

@@ -45,7 +45,8 @@ class Words:
         self.held = CLEANED if getattr(tokenizer, "clean_up_tokenization_spaces", False) else 0
         vocabulary: dict[str, int] = {} if tokenizer is None else tokenizer.get_vocab()
         self.bytes = {token: int(text[3:5], 16) for text, token in vocabulary.items() if BYTE.fullmatch(text)}
-        """Tokens that are one byte: a run of them is a text only together."""
+        self.open = {*self.bytes, *getattr(tokenizer, "all_special_ids", ())} if self.bytes else set[int]()
+        """Tokens that are one byte, and those that no text shows: a run of them is a text only together."""
         letters = (token for text, token in sorted(vocabulary.items()) if LETTERS.fullmatch(text))
         self._before = list(itertools.islice(letters, 1))
         """A token of letters, before which another one's text has its space."""
@@ -132,7 +133,7 @@ class TextStream:
                 break
         ids = [*self._bytes, *ids]
         last = len(ids)
-        while last and ids[last - 1] in self._words.bytes:
+        while last and ids[last - 1] in self._words.open:
             last -= 1
         self._bytes, ids = ids[last:], ids[:last]
         if not ids:
@@ -145,9 +146,10 @@ class TextStream:
         self._pending += new
         self._read += len(new)
         self.known += len(new)
-        if self._read == len(found) and len(self._ids) > 2 * CONTEXT:
+        unread = len(found) - self._read
+        if unread < CONTEXT < len(self._ids) // 2:
             self._ids = self._ids[-CONTEXT:]
-            self._read = len(self._words.decode(self._ids))
+            self._read = len(self._words.decode(self._ids)) - unread
 
     def _flush(self) -> str:
         found = [place for stop in self._stops if (place := self._pending.find(stop)) >= 0]
