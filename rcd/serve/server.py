@@ -23,6 +23,7 @@ from rcd.serve.settings import ServeSettings
 
 TELLING = 5.0
 """Seconds for those who are told that the server ends."""
+BACKLOG = 2048
 SWITCH = 0.001
 """Seconds between switches of Python's threads: the one that decodes gives up its turn at every operation of torch, and
 waits so long for the event loop to give it back."""
@@ -35,6 +36,7 @@ def listen(settings: ServeSettings) -> socket.socket:
         made = socket.socket(found[0], found[1])
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(found[4])
+        made.listen(BACKLOG)
     except OSError as error:
         raise RCDError(
             f"the server cannot listen on {settings.host} port {settings.port} ({reason(error)}); name another with "
@@ -114,7 +116,7 @@ def make(service: Service, settings: ServeSettings, keys: Sequence[str] = (), st
     app = create_app(service, settings, keys, state)
     config = uvicorn.Config(
         app, lifespan="off", ws="none", access_log=False, log_level="warning", server_header=False,
-        timeout_keep_alive=75, timeout_graceful_shutdown=int(TELLING),
+        timeout_keep_alive=75, timeout_graceful_shutdown=int(TELLING), backlog=BACKLOG,
     )  # fmt: skip
     return Server(config, service, state, settings.drain)
 

@@ -42,7 +42,11 @@ def test_a_chat_of_one_user_message_is_its_text(api: Api) -> None:
 
 
 def test_a_model_without_a_template_takes_nothing_but_that(api: Api) -> None:
-    for messages in ([{"role": "system", "content": "Be brief."}, *USER], [*USER, *USER], [{"role": "assistant", "content": "x"}]):
+    for messages in (
+        [{"role": "system", "content": "Be brief."}, *USER],
+        [*USER, *USER],
+        [{"role": "assistant", "content": "x"}],
+    ):
         error = api.refused("/v1/chat/completions", messages=messages)
         assert error["param"] == "messages" and "/v1/completions" in error["message"]
 
@@ -200,7 +204,12 @@ def test_the_models_are_described(api: Api) -> None:
     found = api.get("/v1/models").json()["data"]
     assert [one["id"] for one in found] == ["words-rcd", "words-seqd", "llada-rcd"]
     facts = found[0]["rcd"]
-    assert (facts["family"], facts["carry"], facts["window"], facts["task"]) == ("sdar", "residual", "blockwise", "words")
+    assert (facts["family"], facts["carry"], facts["window"], facts["task"]) == (
+        "sdar",
+        "residual",
+        "blockwise",
+        "words",
+    )
     assert facts["max_new_tokens"] == 48 and facts["context_length"] == 256 and facts["chat"] is False
     assert facts["defaults"]["threshold"] == 0.85 and facts["defaults"]["t_res"] == 1.0
     assert found[1]["rcd"]["carry"] == "none"
@@ -225,7 +234,10 @@ def test_flags_are_the_defaults_of_requests(make_api: Any, pipelines: dict[str, 
     api = make_api("words-rcd", config=DecodeConfig(threshold=1.0, max_new_tokens=8))
     found = api.complete()
     assert found["usage"]["completion_tokens"] == 8
-    assert found["usage"]["denoising_steps"] == offline(pipelines["words-rcd"], threshold=1.0, max_new_tokens=8).denoising_steps
+    assert (
+        found["usage"]["denoising_steps"]
+        == offline(pipelines["words-rcd"], threshold=1.0, max_new_tokens=8).denoising_steps
+    )
     assert api.complete(rcd={"threshold": 0.5})["usage"]["denoising_steps"] < found["usage"]["denoising_steps"]
     assert api.get("/v1/models").json()["data"][0]["rcd"]["defaults"]["threshold"] == 1.0
 

@@ -19,6 +19,11 @@ import httpx
 import pytest
 
 from rcd.decode.engine import Engine
+from rcd.errors import RCDError
+from rcd.serve import memory
+from rcd.serve.server import listen, run
+from rcd.serve.service import LocalService
+from rcd.serve.settings import ServeSettings
 from tests.processes import FAILSAFE
 from tests.serve.conftest import QUESTION, Api, Running, chunks, said
 
@@ -65,7 +70,9 @@ def sent(running: Running, body: Any, path: str = "/v1/completions") -> socket.s
     """A request on a socket of its own, whose answer is not read."""
     content = json.dumps(body).encode()
     made = socket.create_connection(("127.0.0.1", running.port), timeout=FAILSAFE)
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    )
     made.sendall(f"{head}\r\n\r\n".encode() + content)
     return made
 
@@ -94,8 +101,15 @@ def test_a_client_that_leaves_in_the_midst_of_its_stream_frees_its_row(running: 
 
 
 def test_a_slow_reader_stalls_nobody_and_misses_no_text(running: Running) -> None:
-    body = {"prompt": QUESTION, "max_tokens": 128, "stream": True, "rcd": {"threshold": 1.0, "drafts": True, "alternatives": 20}}
-    plain = httpx.post(f"{running.url}/v1/completions", json={**body, "stream": False, "rcd": {"threshold": 1.0}}, timeout=FAILSAFE)
+    body = {
+        "prompt": QUESTION,
+        "max_tokens": 128,
+        "stream": True,
+        "rcd": {"threshold": 1.0, "drafts": True, "alternatives": 20},
+    }
+    plain = httpx.post(
+        f"{running.url}/v1/completions", json={**body, "stream": False, "rcd": {"threshold": 1.0}}, timeout=FAILSAFE
+    )
     slow = [sent(running, body) for _ in range(4)]
     for _ in range(3):
         quick = httpx.post(f"{running.url}/v1/completions", json={"prompt": QUESTION}, timeout=FAILSAFE)
@@ -113,7 +127,15 @@ def test_a_slow_reader_stalls_nobody_and_misses_no_text(running: Running) -> Non
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff\xfe", b'{"prompt": "\xff"}', b"[" * 200_000, b'{"prompt": ' + b"9" * 100_000 + b"}", b"\x00" * 64],
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b'{"prompt": "\xff"}',
+        b"[" * 200_000,
+        b'{"prompt": ' + b"9" * 100_000 + b"}",
+        b"\x00" * 64,
+    ],
 )
 def test_rubbish_is_a_400_and_the_server_goes_on(running: Running, content: bytes) -> None:
     for path in ("/v1/completions", "/v1/chat/completions"):
@@ -137,7 +159,8 @@ def test_a_body_that_never_comes_is_given_up(run_server: Any) -> None:
     running = run_server("words-rcd", body_timeout=0.05)
     with socket.create_connection(("127.0.0.1", running.port), timeout=FAILSAFE) as client:
         client.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 9\r\n\r\n{"
         )
         assert client.recv(4096).startswith(b"HTTP/1.1 408 ")
 
@@ -166,17 +189,27 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(make_api: Any, gate: G
     assert not api.service._open
 
 
-def test_deadlines_end_a_request_that_waits_and_one_that_is_decoded(make_api: Any, gate: Gate) -> None:
+def test_a_deadline_ends_a_request(make_api: Any, gate: Gate) -> None:
     api: Api = make_api("words-rcd", timeout=0.05)
     answer = api.post("/v1/completions", LONG)
     assert answer.status_code == 504 and answer.json()["error"]["code"] == "timeout"
     streamed = api.post("/v1/completions", {**LONG, "stream": True})
     assert streamed.status_code == 200 and '"code":"timeout"' in streamed.text and "[DONE]" not in streamed.text
-    waiting: Api = make_api("words-rcd", max_wait=0.05)
-    blocked = threading.Event()
-    assert not blocked.is_set()
-    answer = waiting.post("/v1/completions", {**LONG, "model": "words-rcd"})
-    assert answer.status_code in (200, 504)
+
+
+def test_a_request_that_waits_too_long_for_a_row_is_given_up(make_api: Any, gate: Gate) -> None:
+    api: Api = make_api("words-rcd", max_wait=0.05, max_batch=1)
+
+    async def ask(client: httpx.AsyncClient) -> Any:
+        first = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": QUESTION}))
+        await asyncio.to_thread(gate.reached.wait, FAILSAFE)
+        second = await client.post("/v1/completions", json={"prompt": QUESTION})
+        gate.open.set()
+        return await first, second
+
+    first, second = api.run(ask)
+    assert first.status_code == 200 and second.status_code == 504
+    assert second.json()["error"]["code"] == "queue_timeout"
 
 
 def test_many_requests_at_once_are_all_answered_and_none_is_mixed_up(running: Running) -> None:
@@ -238,55 +271,69 @@ def _serve(*more: str) -> tuple[subprocess.Popen[str], str]:
 def test_at_sigterm_running_requests_finish_and_new_ones_are_refused() -> None:
     process, url = _serve("--drain", "600", "--max-batch", "1", "--no-access-log")
     body = {**LONG, "n": 8, "stream": True}
-    with httpx.Client(base_url=url, timeout=FAILSAFE) as client, httpx.Client(base_url=url, timeout=FAILSAFE) as other:
-        with client.stream("POST", "/v1/completions", json=body) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            while (ready := other.get("/ready")).status_code == 200:
-                pass
-            assert ready.status_code == 503 and ready.json()["status"] == "draining"
-            late = other.post("/v1/completions", json={"prompt": QUESTION})
-            assert late.status_code == 503 and late.headers["retry-after"]
-            assert late.json()["error"]["code"] == "shutting_down"
-            text = "\n".join(lines)
+    with (
+        httpx.Client(base_url=url, timeout=FAILSAFE) as client,
+        httpx.Client(base_url=url, timeout=FAILSAFE) as other,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        lines = answer.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        while (ready := other.get("/ready")).status_code == 200:
+            pass
+        assert ready.status_code == 503 and ready.json()["status"] == "draining"
+        late = other.post("/v1/completions", json={"prompt": QUESTION})
+        assert late.status_code == 503 and late.headers["retry-after"]
+        assert late.json()["error"]["code"] == "shutting_down"
+        text = "\n".join(lines)
     events = chunks(text)
     assert sum(choice["finish_reason"] is not None for event in events for choice in event["choices"]) == 8
     assert process.wait(FAILSAFE) == 0
 
 
-def test_at_the_end_of_the_limit_the_others_are_told() -> None:
-    process, url = _serve("--drain", "0", "--max-batch", "1", "--no-access-log")
-    with httpx.Client(base_url=url, timeout=FAILSAFE) as client:
-        with client.stream("POST", "/v1/completions", json={**LONG, "n": 16, "stream": True}) as answer:
-            lines = answer.iter_lines()
-            next(lines)
-            process.send_signal(signal.SIGTERM)
-            told = [line for line in lines if line.startswith("data: ")]
-    assert json.loads(told[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
-    assert process.wait(FAILSAFE) == 0
+def test_at_the_end_of_the_limit_the_others_are_told(run_server: Any, gate: Gate) -> None:
+    running: Running = run_server("words-rcd", drain=0.0)
+    clients = [sent(running, {**LONG, "stream": stream}) for stream in (True, False)]
+    until(lambda: len(running.service._open) == 2 and gate.reached.is_set())
+    assert running.server.loop is not None
+    running.server.loop.call_soon_threadsafe(running.server.end)
+    told = []
+    for client in clients:
+        text = b""
+        while part := client.recv(4096):
+            text += part
+        told.append(text)
+    assert told[0].startswith(b"HTTP/1.1 200 ") and b'"code":"shutting_down"' in told[0] and b"[DONE]" not in told[0]
+    assert told[1].startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in told[1]
+    gate.open.set()
 
 
 def test_without_a_model_that_fits_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rcd.errors import RCDError
-    from rcd.serve import memory
-
     memory.check_room("words-rcd", "bundled:words-rcd")
     monkeypatch.setattr(memory, "free_memory", lambda device: 1_000_000)
     with pytest.raises(RCDError, match=r"the weights of words-rcd take \d+\.\d MB and 1\.0 MB are free"):
         memory.check_room("words-rcd", "bundled:words-rcd")
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_command_with_a_sentence() -> None:
-    command = [sys.executable, "-m", "rcd", "serve", "--port", "0", "--model", "nowhere/at/all"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=FAILSAFE)
-    assert found.returncode == 2 and "there is no folder" in found.stderr and "Traceback" not in found.stderr
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_sentence() -> None:
+    def load() -> None:
+        raise RCDError("there is no such model; name another.")
+
+    with pytest.raises(RCDError, match="no such model"):
+        run(LocalService(), ServeSettings(port=0, access_log=False), load=load)
 
 
-def test_a_port_that_is_taken_ends_the_command_with_a_sentence(running: Running) -> None:
-    command = [sys.executable, "-m", "rcd", "serve", "--port", str(running.port), "--model", "bundled:words-rcd"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=FAILSAFE)
-    assert found.returncode == 2 and "cannot listen on 127.0.0.1" in found.stderr
+def test_a_port_that_is_taken_is_named(running: Running) -> None:
+    with pytest.raises(RCDError, match=f"cannot listen on 127.0.0.1 port {running.port}"):
+        listen(ServeSettings(port=running.port))
+
+
+def test_while_models_load_the_server_says_so(make_api: Any) -> None:
+    api: Api = make_api("words-rcd")
+    api.app.state.rcd.ready = False
+    assert api.get("/health").status_code == 200 and api.get("/ready").json() == {"status": "loading"}
+    answer = api.post("/v1/completions", {"prompt": QUESTION})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "loading"
 
 
 def test_health_is_asked_by_anything_that_speaks_http(running: Running) -> None:

@@ -64,7 +64,9 @@ def test_other_origins_may_not_call_unless_they_are_named(make_api: Any, api: Ap
     named_ = make_api("words-rcd", cors_origin=("https://a.example",), keys=("k",))
     allowed = named_.run(lambda client: client.options("/v1/completions", headers=asked))
     assert allowed.status_code == 200 and allowed.headers["access-control-allow-origin"] == "https://a.example"
-    other = named_.run(lambda client: client.options("/v1/completions", headers={**asked, "origin": "https://b.example"}))
+    other = named_.run(
+        lambda client: client.options("/v1/completions", headers={**asked, "origin": "https://b.example"})
+    )
     assert "access-control-allow-origin" not in other.headers
 
 
@@ -101,7 +103,11 @@ def test_every_answer_has_its_number_and_safe_headers(api: Api) -> None:
 
 
 def test_unknown_paths_and_methods_answer_in_the_same_shape(api: Api) -> None:
-    for answer, status in ((api.get("/v1/nothing"), 404), (api.get("/v1/completions"), 405), (api.post("/health"), 405)):
+    for answer, status in (
+        (api.get("/v1/nothing"), 404),
+        (api.get("/v1/completions"), 405),
+        (api.post("/health"), 405),
+    ):
         assert answer.status_code == status
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
     assert api.get("/v1/completions").headers["allow"] == "POST"

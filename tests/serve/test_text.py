@@ -117,7 +117,7 @@ def test_a_token_is_shown_with_its_space_and_its_bytes() -> None:
     half = byte_level()
     first = half("é", add_special_tokens=False)["input_ids"]
     assert b"".join(Words(half).token_bytes(token) or b"" for token in first) == "é".encode()
-    euro = [k for k in half("€", add_special_tokens=False)["input_ids"]]
+    euro = half("€", add_special_tokens=False)["input_ids"]
     assert b"".join(Words(half).token_bytes(token) or b"" for token in euro) == "€".encode()
     sentence = byte_fallback()
     assert Words(sentence).token_bytes(sentence.convert_tokens_to_ids("<0xE2>")) == b"\xe2"
