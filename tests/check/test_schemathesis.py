@@ -17,7 +17,7 @@ from rcd.serve.app import create_app
 from rcd.serve.service import LocalService
 from rcd.serve.settings import ServeSettings
 
-ASKED = ServeSettings(allow_host="*", max_n=2, max_prompts=3, most_tokens=64, timeout=60.0)
+ASKED = ServeSettings(allow_host=("*",), max_n=2, max_prompts=3, most_tokens=64, timeout=60.0)
 SERVED = LocalService({name: rcd.load(f"bundled:{name}") for name in ("words-rcd", "llada-rcd")}, ASKED)
 schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(SERVED, ASKED))
 CHECKS = [
