@@ -1,5 +1,18 @@
-"""`python -m rcd` is the command `rcd`."""
+"""The command `rcd`, also as `python -m rcd`."""
 
-from rcd.cli.main import main
+from __future__ import annotations
 
-main()
+import sys
+
+
+def main() -> None:
+    try:
+        from rcd.cli.main import main as run
+    except KeyboardInterrupt:  # while it is still being imported
+        print("rcd: interrupted", file=sys.stderr)
+        sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -44,6 +44,9 @@ LEAST_ROWS, LEAST_BYTES = 8, 2**29
 """On a CPU an engine has so many at least, if their cache takes no more than that: other threads may call."""
 Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
+Prompts = Prompt | Sequence[Prompt]
+Configs = DecodeConfig | Sequence[DecodeConfig] | None
+Probe = Callable[[Look], None]
 
 
 class Pipeline:
@@ -54,6 +57,15 @@ class Pipeline:
         self.loop = DecodeLoop()
         self._words = threading.Lock()
         """A tokenizer is one thread's at a time."""
+
+    def __repr__(self) -> str:
+        model, settings = self.model, self.settings
+        size, dtype = sum(parameter.numel() for parameter in model.parameters()), str(model.codebook.dtype)[6:]
+        carry = (self.checkpoint.rcd.carry or {"name": "none"})["name"]
+        return (
+            f"Pipeline({settings.family}, {size:,} parameters, {dtype} on {model.device}, "
+            f"window {settings.window}, block length {settings.block_length}, carry {carry})"
+        )
 
     @property
     def model(self) -> DiffusionLM:
@@ -86,22 +98,16 @@ class Pipeline:
         return resolved
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        config: DecodeConfig | Sequence[DecodeConfig] | None = None,
-        *,
-        reference: Pipeline | None = None,
-        generator: torch.Generator | None = None,
-        seeds: Sequence[int] | None = None,
-        chat: bool | None = None,
-        probe: Callable[[Look], None] | None = None,
-    ) -> Output:
+        self, prompts: Prompts, config: Configs = None, *, reference: Pipeline | None = None,
+        generator: torch.Generator | None = None, seeds: Sequence[int] | None = None, chat: bool | None = None,
+        probe: Probe | None = None,
+    ) -> Output:  # fmt: skip
         """Decode to the end. `config`: one for all, or one for every prompt. `seeds` (one a row), else `generator`,
         else the configuration's seed seed the rows' own draws; `chat` wraps plain texts in the tokenizer's chat
         template (None: when it has one). `probe` is shown every step (`rcd.decode.probe`)."""
         began, results, failed = time.perf_counter(), dict[int, Generation](), list[Failed]()
         rows = self.encode(prompts, chat)
-        for event in self._events(rows, config, reference, generator, seeds, watch=False, probe=probe):
+        for event in self._events(rows, config, reference, generator, seeds, probe=probe):
             if isinstance(event, Finished):
                 results[event.row] = self.generation(event, event.at - began)
             elif isinstance(event, Failed):
@@ -112,32 +118,18 @@ class Pipeline:
         return Output([results[row] for row in range(len(rows))])
 
     def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        config: DecodeConfig | Sequence[DecodeConfig] | None = None,
-        *,
-        reference: Pipeline | None = None,
-        generator: torch.Generator | None = None,
-        seeds: Sequence[int] | None = None,
-        chat: bool | None = None,
-    ) -> Iterator[Event]:
+        self, prompts: Prompts, config: Configs = None, *, reference: Pipeline | None = None,
+        generator: torch.Generator | None = None, seeds: Sequence[int] | None = None, chat: bool | None = None,
+    ) -> Iterator[Event]:  # fmt: skip
         """The events of decoding: a Step after every denoising step of a prompt, a Finished or a Failed at its end.
         Closing the iterator cancels what is not done."""
         yield from self._events(self.encode(prompts, chat), config, reference, generator, seeds, watch=True)
 
     def submit(
-        self,
-        prompt: Sequence[int],
-        config: DecodeConfig | None = None,
-        *,
-        reference: Pipeline | None = None,
-        watch: bool = False,
-        row: int = 0,
-        wait: bool = False,
-        rows: int = 1,
-        events: Sink | None = None,
-        probe: Callable[[Look], None] | None = None,
-    ) -> Handle:
+        self, prompt: Sequence[int], config: DecodeConfig | None = None, *, reference: Pipeline | None = None,
+        watch: bool = False, row: int = 0, wait: bool = False, rows: int = 1, events: Sink | None = None,
+        probe: Probe | None = None,
+    ) -> Handle:  # fmt: skip
         """Queue one prompt, as token ids, and return at once: the handle has its events, its result and a way to cancel
         it. A full queue refuses, or with `wait` is waited for. `rows`: how many requests are to come. `events` hears
         what the handle would tell."""
@@ -168,25 +160,18 @@ class Pipeline:
         return self.loop.submit(request, Plan(key, needed, places, least, size, make), wait=wait, events=events)
 
     def _events(
-        self,
-        rows: list[list[int]],
-        config: DecodeConfig | Sequence[DecodeConfig] | None,
-        reference: Pipeline | None,
-        generator: torch.Generator | None,
-        seeds: Sequence[int] | None,
-        watch: bool,
-        probe: Callable[[Look], None] | None = None,
-    ) -> Iterator[Event]:
-        many = isinstance(config, Sequence)
-        if many and len(config) != len(rows):  # type: ignore[arg-type]
-            raise RCDError(f"{len(rows)} prompts need {len(rows)} configurations, not {len(config)}.")  # type: ignore[arg-type]
-        given: Any = config
-        if many:
-            chosen = [self.resolve(one, len(row)) for one, row in zip(given, rows, strict=True)]
+        self, rows: list[list[int]], config: Configs, reference: Pipeline | None, generator: torch.Generator | None,
+        seeds: Sequence[int] | None, watch: bool = False, probe: Probe | None = None,
+    ) -> Iterator[Event]:  # fmt: skip
+        if isinstance(config, Sequence):
+            if len(config) != len(rows):
+                raise RCDError(f"{len(rows)} prompts need {len(rows)} configurations, not {len(config)}.")
+            chosen = [self.resolve(one, len(row)) for one, row in zip(config, rows, strict=True)]
+            if seeds is None and generator is None:
+                seeds = [one.seed for one in chosen]
         else:
-            chosen = [self.resolve(given, max(map(len, rows), default=0))] * len(rows)
-        given_seeds = [one.seed for one in chosen] if many and seeds is None and generator is None else seeds
-        own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, given_seeds)
+            chosen = [self.resolve(config, max(map(len, rows), default=0))] * len(rows)
+        own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, seeds)
         check_call(self, reference, rows, chosen, probe)
         chosen = [replace(one, seed=seed) for one, seed in zip(chosen, own, strict=True)]
         if any(one.oracle for one in chosen):
@@ -196,32 +181,21 @@ class Pipeline:
         handles: list[Handle] = []
         try:
             for number, (row, one) in enumerate(zip(rows, chosen, strict=True)):
-                handles.append(
-                    self.submit(
-                        row, one, reference=reference, watch=watch, row=number, wait=True, rows=len(rows),
-                        events=events, probe=probe,
-                    )
-                )  # fmt: skip
+                given: Any = dict(reference=reference, watch=watch, wait=True, rows=len(rows), probe=probe)
+                handles.append(self.submit(row, one, row=number, events=events, **given))
             yield from follow(handles, events)
         finally:
             for handle in handles:
                 handle.cancel()
 
     def _plainly(
-        self, rows: list[list[int]], configs: Sequence[DecodeConfig], reference: Pipeline | None
+        self, rows: list[list[int]], configs: list[DecodeConfig], reference: Pipeline | None
     ) -> Iterator[Event]:
         """One prompt after another, by the oracle."""
         second = None if reference is None else reference.model
         for number, (row, one) in enumerate(zip(rows, configs, strict=True)):
-            decoding = simple.decode(
-                self.model, row, replace(one, **self._stops(one)), reference=second, row=number, text=self.decode
-            )
-            while True:
-                with torch.inference_mode():  # not across a yield: it would be the caller's as well
-                    event = next(decoding, None)
-                if event is None:
-                    break
-                yield event
+            one = replace(one, **self._stops(one))
+            yield from simple.decode(self.model, row, one, reference=second, row=number, text=self.decode)
 
     def _stops(self, config: DecodeConfig) -> dict[str, Any]:
         """A stop string that is a special token, which no text shows, ends the answer as a token."""
@@ -230,7 +204,7 @@ class Pipeline:
         with self._words:
             return {"stop_ids": stop_tokens(config, self.tokenizer, self.settings.mask_token_id)}
 
-    def encode(self, prompts: Prompt | Sequence[Prompt], chat: bool | None = None) -> list[list[int]]:
+    def encode(self, prompts: Prompts, chat: bool | None = None) -> list[list[int]]:
         """Every prompt as token ids."""
         if not isinstance(prompts, Iterable):
             raise RCDError(f"prompts are texts, lists of token ids or chat messages, not {type(prompts).__name__}.")
@@ -262,6 +236,13 @@ class Pipeline:
         with self._words:
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
+    def token_text(self, token: int) -> str | None:
+        """A single token as text, a special one too; None without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        with self._words:
+            return str(self.tokenizer.decode([token]))
+
     def generation(self, event: Finished, seconds: float) -> Generation:
         text = event.text
         if text is None:
@@ -269,14 +250,9 @@ class Pipeline:
         return Generation(text, event.ids, event.stop_reason, event.counts, seconds, event.logprobs)
 
     def save(
-        self,
-        folder: str | Path,
-        *,
-        carry: Carry | None = None,
-        overwrite: bool = False,
-        max_shard_size: str = "5GB",
+        self, folder: str | Path, *, carry: Carry | None = None, overwrite: bool = False, max_shard_size: str = "5GB",
         **rcd: Any,
-    ) -> Path:
+    ) -> Path:  # fmt: skip
         """Write the checkpoint back in its family's names; `carry` and further fields (stage, provenance, ...) go to
         rcd.json."""
         for name in rcd:
@@ -288,14 +264,9 @@ class Pipeline:
 
 
 def load(
-    source: str | Path,
-    *,
-    family: str | None = None,
-    device: str | torch.device | None = "auto",
-    dtype: str | torch.dtype | None = "auto",
-    revision: str | None = None,
-    **overrides: Any,
-) -> Pipeline:
+    source: str | Path, *, family: str | None = None, device: str | torch.device | None = "auto",
+    dtype: str | torch.dtype | None = "auto", revision: str | None = None, **overrides: Any,
+) -> Pipeline:  # fmt: skip
     """Load a checkpoint: a Hugging Face folder or hub name of SDAR, LLaDA or Dream; or a causal Qwen3, Qwen2 or Llama
     (also a GGUF file) as the start of an adaptation. `overrides`: mask_token_id, eos_token_ids, block_length,
     attention, shift."""

@@ -75,19 +75,16 @@ def check_reference(
     ours, theirs = target.settings, reference.settings
     check_pair(target.checkpoint, reference.checkpoint)
     if target.model.device != reference.model.device:
-        raise RCDError(
-            f"the reference is on {reference.model.device} and the target on {target.model.device}; load both on one."
-        )
+        ours_on, theirs_on = target.model.device, reference.model.device
+        raise RCDError(f"the reference is on {theirs_on} and the target on {ours_on}; load both on one.")
     known = ours.vocab_size if target.tokenizer is None else min(len(target.tokenizer), ours.vocab_size)
     if theirs.vocab_size < known:
         raise RCDError(
             f"the reference knows {theirs.vocab_size} tokens and the target {known}; a reference must know them all."
         )
     if ours.mask_token_id != theirs.mask_token_id and any(theirs.mask_token_id in prompt for prompt in prompts):
-        raise RCDError(
-            f"a prompt contains the token {theirs.mask_token_id}, which is the reference's mask; take it out."
-        )
-    assert config.block_length is not None
+        mask = theirs.mask_token_id
+        raise RCDError(f"a prompt contains the token {mask}, which is the reference's mask; take it out.")
     try:
         unmasked = replace(theirs, mask_token_id=-1)
         check_prompts(prompts, unmasked, config.new_tokens, *config.rounding(ours), numbers=numbers)

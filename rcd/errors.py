@@ -29,9 +29,13 @@ def no_setting(owner: str, name: object, choices: Iterable[str]) -> RCDError:
 
 def _choices(name: object, choices: Iterable[str]) -> str:
     names = sorted(choices)
-    near = difflib.get_close_matches(str(name), names, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    return f"{hint}; choose from: {', '.join(names)}."
+    return f"{meant(name, names)}; choose from: {', '.join(names)}."
+
+
+def meant(name: object, choices: Iterable[str]) -> str:
+    """A suggestion of the nearest choice; nothing where none is near."""
+    near = difflib.get_close_matches(str(name), list(choices), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def one_of(kind: str, name: object, choices: Iterable[str]) -> None:

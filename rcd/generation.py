@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rcd.decode.events import Counts, TokenLogprob
+from rcd.decode.events import Counted, Counts, TokenLogprob
 
 
 @dataclass(frozen=True)
-class Generation:
-    """One prompt's answer. Every figure states what it counts."""
+class Generation(Counted):
+    """One prompt's answer."""
 
     text: str
     """The tokens as text, without the end token and what follows a stop string; where the checkpoint has no tokenizer,
@@ -26,33 +28,11 @@ class Generation:
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Of every token, if they were asked for."""
 
-    @property
-    def tokens(self) -> int:
-        """New tokens, the end token included; what a block holds behind it is not counted."""
-        return len(self.ids)
-
-    @property
-    def denoising_steps(self) -> int:
-        """Forward passes that could commit a token."""
-        return self.counts.denoising
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self.tokens / self.denoising_steps if self.denoising_steps else 0.0
-
-    @property
-    def forwards(self) -> int:
-        """All forward passes: denoising, prefill, start passes, cache stores, and every pass of a reference."""
-        return self.counts.forwards
-
-    @property
-    def tokens_per_forward(self) -> float:
-        return self.tokens / self.forwards if self.forwards else 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """The object that `rcd generate --json` prints."""
+    def to_dict(self, text: Callable[[int], str | None] | None = None) -> dict[str, Any]:
+        """The object that `rcd generate --json` prints; `text` shows single tokens, those of `logprobs`."""
         found: dict[str, Any] = {
             "text": self.text,
+            "ids": self.ids,
             "tokens": self.tokens,
             "denoising_steps": self.denoising_steps,
             "tokens_per_step": round(self.tokens_per_step, 4),
@@ -61,10 +41,14 @@ class Generation:
             "seconds": round(self.seconds, 4),
             "stop_reason": self.stop_reason,
         }
+
+        def shown(token: int, logprob: float) -> dict[str, Any]:
+            written = {} if text is None else {"text": text(token)}
+            return {"token": token, **written, "logprob": None if math.isnan(logprob) else logprob}
+
         if self.logprobs is not None:
             found["logprobs"] = [
-                {"token": one.token, "logprob": one.logprob, "best": [list(pair) for pair in one.best]}
-                for one in self.logprobs
+                {**shown(one.token, one.logprob), "best": [shown(*pair) for pair in one.best]} for one in self.logprobs
             ]
         return found
 

@@ -6,10 +6,13 @@ JSON schemas are generated from its `entries`; whatever is wrong with a value be
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import inspect
+import itertools
 import json
+import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
@@ -118,18 +121,12 @@ def setting(
 ) -> Any:
     """A field of a class of settings. Write `default=`: type checkers read that keyword alone.
 
-    `choices` are the values allowed, or a kind of the registry, looked up when a value is checked. `why` ends the
-    sentence that refuses a value, `must` replaces what it says the value must be. `flag` is the command line's name.
+    The text below the field, like this one, is its help, if not `help`. `choices` are the values allowed, or a kind of
+    the registry, looked up when a value is checked. `why` ends the sentence that refuses a value, `must` replaces what
+    it says the value must be. `flag` is the command line's name.
     """
-    about = Field(
-        description=" ".join(help.split()) or None,
-        ge=ge,
-        gt=gt,
-        le=le,
-        allow_inf_nan=True if allow_inf_nan else None,
-        json_schema_extra=_More(choices, why, must, flag),
-    )
-    return _Setting(default, default_factory, about)
+    given: Any = dict(ge=ge, gt=gt, le=le, allow_inf_nan=True if allow_inf_nan else None)
+    return _Setting(default, default_factory, help, _More(choices, why, must, flag), given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,14 +135,24 @@ class _Setting:
 
     default: Any
     factory: Callable[[], Any] | None
-    about: Any
+    help: str
+    more: _More
+    given: Mapping[str, Any]
+
+    def about(self, below: str) -> Any:
+        """As pydantic has it."""
+        help = " ".join((self.help or below).split()) or None
+        return Field(description=help, json_schema_extra=self.more, **self.given)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(setting,))
 def settings(cls: type[T]) -> type[T]:
     """A frozen dataclass whose values are checked when it is made. Nothing is converted: a value is kept as given."""
     hints = get_type_hints(cls, include_extras=True)
-    cls.__annotations__ = {name: _checked(cls, name, hints[name]) for name in inspect.get_annotations(cls)}
+    below = _texts_below(cls)
+    cls.__annotations__ = {
+        name: _checked(cls, name, hints[name], below.get(name, "")) for name in inspect.get_annotations(cls)
+    }
     config = ConfigDict(extra="forbid", strict=True, arbitrary_types_allowed=True, allow_inf_nan=False)
     made: Any = pydantic_dataclass(frozen=True, config=config)(cls)
     init = made.__init__
@@ -162,7 +169,22 @@ def settings(cls: type[T]) -> type[T]:
     return checked
 
 
-def _checked(cls: Any, name: str, hint: Any) -> Any:
+def _texts_below(cls: type) -> dict[str, str]:
+    """The docstrings of a class's fields; none where its source is not at hand."""
+    try:
+        (made,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, SyntaxError):
+        return {}
+    body = made.body if isinstance(made, ast.ClassDef) else []
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }  # fmt: skip
+
+
+def _checked(cls: Any, name: str, hint: Any, below: str) -> Any:
     """The annotation with its bounds and with the checks that pydantic's own do not make: what a subclass inherits. The
     plain default takes its place in the class."""
     if get_origin(hint) is ClassVar or hint is ClassVar:
@@ -170,7 +192,7 @@ def _checked(cls: Any, name: str, hint: Any) -> Any:
     checks: list[Any] = []
     found = cls.__dict__.get(name)
     if isinstance(found, _Setting):
-        checks.append(found.about)
+        checks.append(found.about(below))
         if found.factory is not None:
             setattr(cls, name, dataclasses.field(default_factory=found.factory))
         elif found.default is dataclasses.MISSING:
@@ -181,7 +203,7 @@ def _checked(cls: Any, name: str, hint: Any) -> Any:
         checks.append(WrapValidator(_as_given))
     if get_origin(hint) is tuple:
         checks.append(BeforeValidator(functools.partial(_as_tuple, str in get_args(hint))))
-    more = found.about.json_schema_extra if isinstance(found, _Setting) else None
+    more = found.more if isinstance(found, _Setting) else None
     if more is not None and more.choices is not None:
         checks.append(AfterValidator(functools.partial(_one_of, name, more)))
     return Annotated[(hint, *checks)] if checks else hint

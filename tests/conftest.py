@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: threads only get in each other's way
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,3 +43,12 @@ def exact(family: str, seed: int = 3, **shape: Any) -> Pipeline:
 def models() -> dict[str, Pipeline]:
     """One such model of each family."""
     return {family: exact(family) for family in FAMILIES}
+
+
+@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from rcd import registry
-from rcd.errors import RCDError
+from rcd.errors import RCDError, meant
+from rcd.models import bundled
 from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import Checkpoint, build
 from rcd.models.family import FamilySpec
@@ -104,8 +105,9 @@ def sharpen(model: DiffusionLM) -> None:
 def check_shape(shape: str, paths: bool = True) -> None:
     """Refuse a name that is neither a shape nor, where these will do, a path."""
     if shape not in SHAPES and not (paths and (Path(shape).expanduser().exists() or shape.startswith("bundled:"))):
-        other = ", or the path of a checkpoint" if paths else ""
-        raise RCDError(f"unknown shape {shape!r}; take one of {', '.join(SHAPES)}{other}.")
+        other = ", the path of a checkpoint or bundled:NAME (rcd list model)" if paths else ""
+        known = [*SHAPES, *bundled.names()] if paths else SHAPES
+        raise RCDError(f"unknown shape {shape!r}{meant(shape, known)}; take one of {', '.join(SHAPES)}{other}.")
 
 
 def settings_of(shape: str) -> ModelSettings:

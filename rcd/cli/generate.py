@@ -79,7 +79,7 @@ def generate(
 
     if as_json:
         result = pipeline.generate(encoded, config, reference=second).results[0]
-        print(json.dumps(result.to_dict(), ensure_ascii=False))
+        print(json.dumps(result.to_dict(pipeline.token_text), ensure_ascii=False))
         _note_empty(result)
         return
 

@@ -50,6 +50,7 @@ def info(
         "attention": settings.attention,
         "window": settings.window,
         "block_length": settings.block_length,
+        "max_new_tokens": settings.max_new_tokens,
         "shift": settings.shift,
         "mask_token_id": settings.mask_token_id,
         "mask_token_added": opened.mask_added,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -19,11 +20,15 @@ MODEL = "model"
 WITH_WORDS = ("rcd.carry.", "rcd.residual.", "rcd.diffusion.", "rcd.decode.")
 """Rooms whose parts are described by their docstrings."""
 KINDS = (*registry.PARTS, MODEL)
+TRAINED = (
+    "What the checkpoint's rcd.json says; `trained,t_res=0.95` changes a setting of it, as `NAME,t_res=0.95` does."
+)
+"""No part of its own, but a name for `--carry`."""
 
 
 def show(
     kind: Annotated[str | None, typer.Argument(help="Only this kind: " + ", ".join(KINDS) + ".")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: names by kind.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object: kind, name, what it is.")] = False,
 ) -> None:
     """List every registered part, by kind."""
     kind = {"families": "family", "carries": "carry"}.get(kind or "", kind)
@@ -33,7 +38,11 @@ def show(
         raise unknown_name("kind of part", kind, KINDS)
     parts = {k: _parts(k) for k in ([kind] if kind else KINDS)}
     if as_json:
-        print(json.dumps({k: list(found) for k, found in parts.items()}))
+        print(json.dumps(parts, ensure_ascii=False))
+        return
+    if not sys.stdout.isatty():  # a line each, for a pager or grep, however long
+        for k, found in parts.items():
+            print(*(f"{k:<8} {name:<28} {words}" for name, words in found.items()), sep="\n")
         return
     from rich.console import Console
     from rich.table import Table
@@ -51,7 +60,8 @@ def show(
 def _parts(kind: str) -> dict[str, str]:
     """Name -> what it is."""
     if kind != MODEL:
-        return {name: _first_sentence(kind, name) for name in registry.names(kind)}
+        found = {name: _first_sentence(kind, name) for name in registry.names(kind)}
+        return {"trained": TRAINED, **found} if kind == "carry" else found
     from rcd.models import bundled
 
     if not (bundled.ASSETS / bundled.MANIFEST).is_file():

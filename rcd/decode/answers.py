@@ -26,6 +26,7 @@ class Answer:
 
     def __init__(self, row: int, asked: RequestSettings, eos: Sequence[int], text: Text | None):
         self.row, self.asked, self.eos, self.text = row, asked, tuple(eos), text
+        self.ends = {*eos, *asked.stop_ids}
         self.reused = 0
         """Prompt tokens that did not have to be read."""
         self.ids: list[int] = []
@@ -45,20 +46,14 @@ class Answer:
                 if offset + j >= 0:
                     best = tuple(zip(told.best_ids[j].tolist(), told.best[j].tolist(), strict=True))
                     self._logprobs[offset + j] = TokenLogprob(ids[j], float(told.token[j]), best)
-        ends = (*self.eos, *self.asked.stop_ids)
-        settled = next((k + 1 for k, token in enumerate(self.ids) if token in ends), len(self.ids))
+        settled = next((k + 1 for k, token in enumerate(self.ids) if token in self.ends), len(self.ids))
         return min(settled, self.asked.new_tokens)
 
     @property
     def stopped(self) -> bool:
         """Whether the text up to the first mask holds a stop string; one behind an end token is none."""
         ids = self.ids[: self.asked.new_tokens]
-        if (
-            self.text is None
-            or not self.asked.stop
-            or len(ids) <= self._searched
-            or {*self.eos, *self.asked.stop_ids} & set(ids)
-        ):
+        if self.text is None or not self.asked.stop or len(ids) <= self._searched or self.ends & set(ids):
             return False
         recent = self.text(ids[max(0, self._searched - OVERLAP) :])
         self._searched = len(ids)
@@ -77,8 +72,7 @@ class Answer:
         """The answer; its text is cut where a stop string begins."""
         text, logprobs = None, None
         if self.text is not None:
-            marked = ids and ids[-1] in (*self.eos, *self.asked.stop_ids)
-            text = self.text(ids[:-1] if marked else ids)
+            text = self.text(ids[:-1] if ids and ids[-1] in self.ends else ids)
             at = found_stop(text, self.asked.stop)
             if at is not None:
                 text, reason = text[:at], "stop"

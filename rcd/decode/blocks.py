@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,60 +20,30 @@ from torch import Tensor
 from rcd.carry.base import CarryState, places
 from rcd.decode.flight import another, decoded_share, least, prefill_piece
 from rcd.decode.requests import Serving, Size, rounded
-from rcd.decode.rows import (
-    Pass,
-    Region,
-    Rows,
-    broken,
-    candidates_of,
-    finish,
-    hand_on,
-    move,
-    picked,
-    report,
-    write,
-)  # fmt: skip
+from rcd.decode.rows import Pass, Region, Rows, broken, finish, hand_on, move, picked, report, write
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
 from rcd.decode.stopping import is_end
 from rcd.decode.terms import Terms
+from rcd.decode.window import Window
 
 
 def blockwise(terms: Terms, capacity: int) -> Blocks:
     """One cached block at a time on an absolute grid (SDAR)."""
-    return Blocks(replace(terms, config=replace(terms.config, blocks_in_flight=1)))
+    return Blocks(replace(terms, config=replace(terms.config, blocks_in_flight=1)), capacity)
 
 
 def d2f(terms: Terms, capacity: int) -> Blocks:
     """Several blocks in flight, block-causal, the finished ones cached (D2F; SDAR, and LLaDA as D2F trains it)."""
-    return Blocks(terms)
+    return Blocks(terms, capacity)
 
 
 @dataclass(frozen=True)
-class Blocks:
-    terms: Terms
-
-    shared: ClassVar[bool] = False
-    spare: ClassVar[int] = 0
-
-    @property
-    def most(self) -> int:
-        """Blocks in flight, W."""
-        return self.terms.config.blocks_in_flight
-
-    @property
-    def counts_stores(self) -> bool:
-        """Whether the family's own loop stores a finished block in a pass of its own (`Counts.store`)."""
-        return self.terms.config.window == "blockwise"
-
-    @property
-    def absolute(self) -> bool:
-        """Whether blocks begin at multiples of b, or at the prompt's end."""
-        return self.terms.model.attention == "block_causal"
-
+class Blocks(Window):
     @property
     def states(self) -> int:
-        return self.most
+        """Blocks in flight, W."""
+        return self.terms.config.blocks_in_flight
 
     # -- the host's part -----------------------------------------------------------------------------------------
 
@@ -88,32 +57,25 @@ class Blocks:
         first = self.origin(prompt)
         return first - (first - prompt - new) // self.terms.b * self.terms.b
 
-    def begin(self, prompt: int, new: int) -> dict[str, int]:
-        return {"start": self.origin(prompt), "ahead": 1}
+    def span(self, prompt: int, new: int) -> int:
+        return self.needs(prompt, new) - prompt
 
-    def serving(self, prompt: int, new: int) -> dict[str, int]:
+    def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
         first = self.origin(prompt)
-        return {"left": first + self.terms.b - prompt, "ahead": min(2, self.most)}
+        return {"start": first, "ahead": 1}, {"left": first + self.terms.b - prompt, "ahead": min(2, self.states)}
 
     def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, tokens of a block): the passes that store what stands before the first decoded block. LLaDA's
-        prompt is one block, and one pass."""
+        """What stands before the first decoded block. LLaDA's prompt is one block, and one pass."""
         end = self.origin(prompt)
-        unit = self.terms.b if self.absolute else end
+        unit = self.terms.b if self.terms.model.attention == "block_causal" else end
         for start in range(0, end, prefill_piece(unit) if end else 1):
             yield start, min(start + prefill_piece(unit), end), unit
-
-    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
-        return False
-
-    def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
-        return tuple(serving)
 
     def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
         """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
         have blocks in flight; of the others, for finished blocks, as rows will probably have finished one in the
         step still unheard of."""
-        served = rounded(sum(one.ahead for one in serving), rows * self.most)
+        served = rounded(sum(one.ahead for one in serving), rows * self.states)
         likely = sum(one.left <= math.ceil(rate) for one in serving)
         extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
         return served, served + extra
@@ -123,46 +85,36 @@ class Blocks:
         served = sum(one.flying for one in serving)
         return served, served + sum(one.due for one in serving)
 
+    def start(self, fresh: Mapping[int, Serving]) -> tuple[tuple[int, ...], Size]:
+        return tuple(fresh), (len(fresh),)
+
     def slots(self, size: Size) -> int:
         return size[1]
 
     def several(self, size: Size) -> bool:
-        return size[1] >= 16 and (size[1] > size[0] or self.most > 1)
+        return size[1] >= 16 and (size[1] > size[0] or self.states > 1)
 
     # -- the device's part ---------------------------------------------------------------------------------------
 
     def prepared(self, rows: Rows, served: int, slots: int) -> Pass:
         """Every active row's blocks in flight get a slot each; then finished blocks, as long as there are slots."""
-        b, seen = self.terms.b, Region.of(rows, rows.start, self.most, self.terms, filler=True)
+        b, seen = self.terms.b, Region.of(rows, rows.start, self.states, self.terms, filler=True)
         took, storing, row, block = self._placed(rows, rows.active, rows.pending, served, slots)
         own, going = row[:served], took[row[:served]]
         asked = torch.where(going, own, rows.nobody)
         at = torch.where(going, block[:served], 0)
-        flying = self._flying(rows, seen.needed)
-        wanted = least(
-            self._share(rows, seen, seen.needed), flying, self._steps(rows), rows.steps, self.terms.config
-        )[asked, at]  # fmt: skip
-        open_ = (flying[asked, at] & going)[:, None]
+        left = self._left(seen.needed)
+        flying = self._added(rows) & (left > 0)
+        share = self._share(rows, seen, left)
+        wanted = least(share, flying, self._steps(rows), rows.steps, self.terms.config)[asked, at]
+        open_ = flying[asked, at][:, None]
         masked = picked(seen.masked, asked, at, b) & going[:, None]
         ids, view = self._slots(rows, row, block)
         return Pass(
             ids, view, seen, took, storing, asked, at, self._state(rows, asked, at), masked,
-            picked(candidates_of(rows, seen, self.terms), asked, at, b) & open_,
-            places(self.terms.carry, masked) & open_, wanted * going,
+            self.candidates(rows, seen, asked, at) & open_,
+            places(self.terms.carry, masked) & open_, wanted,
         )  # fmt: skip
-
-    def start_size(self, serving: Sequence[Serving]) -> Size:
-        return (len(serving),)
-
-    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
-        return tuple(fresh)
-
-    def due_after_start(self, one: Serving) -> int:
-        return 0
-
-    def span(self, prompt: int, new: int) -> int:
-        """Positions of the answer that events tell of: its last block is a whole one."""
-        return self.needs(prompt, new) - prompt
 
     def starting(self, rows: Rows, count: int, reference: bool) -> tuple[Tensor, Slots, Tensor, Tensor]:
         """(ids, slots, rows [count], states [count]): a plain pass over what the rows whose newest block is fresh
@@ -174,20 +126,19 @@ class Blocks:
         row = (none + rows.nobody).scatter(0, rank, rows.number)[:count]
         newest = (ahead[row] - 1).clamp_min(0)
         # the newest blocks first, then all others from the oldest unstored one on, those that are not there as nobody's
-        back = torch.arange(-self.most, self.most - 1, device=rank.device).repeat_interleave(count)
-        every = row.repeat(2 * self.most - 1)
+        back = torch.arange(-self.states, self.states - 1, device=rank.device).repeat_interleave(count)
+        every = row.repeat(2 * self.states - 1)
         there = (back >= -behind[every]) & (back < ahead[every] - 1) & (every < rows.nobody)
         others = torch.where(there, every, rows.nobody)
         block = torch.cat((newest, torch.where(there, back, 0)))
         ids, slots = self._slots(rows, torch.cat((row, others)), block)
         return ids, slots, row, self._state(rows, row, newest)
 
-    def stored_by_start(self, reference: bool) -> str:
-        """What a pass of `starting` has brought to 0."""
-        return "referred" if reference else "pending"
+    @property
+    def stores_at_start(self) -> bool:
+        return True
 
     def drawn_start(self, prompt: int, new: int) -> int:
-        """Positions for which a start is drawn."""
         return self.terms.b
 
     def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]:
@@ -200,31 +151,32 @@ class Blocks:
         Returns the report."""
         terms, took = self.terms, made.took
         ids, _, needed = write(rows, made, outcome, terms)
-        flying = self._flying(rows, needed)
-        hand_on(rows, made, outcome, flying[made.row, made.block] & made.took[made.row])
-        first = (self._added(rows) & ~flying).long().cumprod(-1).sum(-1)
-        left = self._left(needed).gather(1, first.clamp_max(self.most - 1)[:, None]).squeeze(1)
+        masks, there = self._left(needed), self._added(rows)
+        flying = there & (masks > 0)
+        hand_on(rows, made, outcome, flying[made.row, made.block])
+        first = (there & ~flying).long().cumprod(-1).sum(-1)
+        left = masks.gather(1, first.clamp_max(self.states - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)
         ended = rows.ended | (is_end(ids, rows.ends) & made.seen.output).any(-1)
         more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
-        share = self._share(rows, made.seen, needed).gather(1, last).squeeze(1)
+        share = self._share(rows, made.seen, masks).gather(1, last).squeeze(1)
         ahead = rows.ahead - first
         done = (ahead == 0) & ~more
         finish(rows, made, done, broken(rows, made, outcome))
         move(rows, made.storing, pending=rows.pending - rows.ahead.minimum(rows.pending))
         added = another(share, ahead, more, terms.config)
         fresh, behind = rows.fresh | (added & terms.starts), first
-        stored = rows.stored + torch.where(done, 0, first) if self.counts_stores else rows.stored
+        # SDAR's own loop stores a finished block in a pass of its own (`Counts.store`)
+        stored = rows.stored + torch.where(done, 0, first) * (terms.config.window == "blockwise")
         move(
             rows, took, start=rows.start + first * terms.b, pending=behind, ahead=ahead + added.long(), ended=ended,
             fresh=fresh, referred=rows.referred + first, stored=stored,
         )  # fmt: skip
-        likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.most)
+        likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.states)
         zero = torch.zeros_like(left)
         return report(rows, due=rows.pending, ahead=likely, masks=left, step=zero, flying=rows.ahead)
 
     def refreshed(self, rows: Rows, made: Pass) -> None:
-        """The reference has read what this pass reads; in place."""
         move(rows, made.took, referred=torch.zeros_like(rows.referred))
 
     def _slots(self, rows: Rows, row: Tensor, block: Tensor) -> tuple[Tensor, Slots]:
@@ -237,33 +189,35 @@ class Blocks:
 
     def _state(self, rows: Rows, row: Tensor, block: Tensor) -> Tensor:
         """Where a block's state is: at its number modulo W."""
-        return row * self.most + (rows.start[row] // self.terms.b + block) % self.most
+        if self.states == 1:
+            return row
+        return row * self.states + (rows.start[row] // self.terms.b + block) % self.states
 
     def _left(self, needed: Tensor) -> Tensor:
         """[R + 1, W] masks left in each block."""
-        return needed.unflatten(1, (self.most, -1)).sum(-1)
+        return needed.unflatten(1, (self.states, -1)).sum(-1)
 
     def _added(self, rows: Rows) -> Tensor:
         """[R + 1, W]"""
-        return torch.arange(self.most, device=rows.ahead.device) < rows.ahead[:, None]
-
-    def _flying(self, rows: Rows, needed: Tensor) -> Tensor:
-        """[R + 1, W] the blocks that were added and are open."""
-        return (self._left(needed) > 0) & self._added(rows)
+        return torch.arange(self.states, device=rows.ahead.device) < rows.ahead[:, None]
 
     def _more(self, rows: Rows, ended: Tensor) -> Tensor:
         """[R + 1] whether blocks are to come: some of the answer is behind those added, and no end token was seen."""
         return (rows.start + rows.ahead * self.terms.b < rows.limit) & ~ended
 
-    def _share(self, rows: Rows, seen: Region, needed: Tensor) -> Tensor:
-        """[R + 1, W] the decoded part of each block's masks."""
+    def _share(self, rows: Rows, seen: Region, left: Tensor) -> Tensor:
+        """[R + 1, W] the decoded part of each block's masks; nobody waits for that of a block alone in flight."""
+        if self.states == 1:
+            return torch.ones_like(left)
         total = seen.output if self.terms.early else seen.position >= rows.prompt[:, None]
-        return decoded_share(self._left(total), self._left(needed))
+        return decoded_share(self._left(total), left)
 
     def _steps(self, rows: Rows) -> Tensor:
         """[R + 1, W] each block's steps."""
-        number = rows.start[:, None] // self.terms.b + torch.arange(self.most, device=rows.start.device)
-        return rows.step.view(-1, self.most).gather(1, number % self.most)
+        if self.states == 1:
+            return rows.step[:, None]
+        number = rows.start[:, None] // self.terms.b + torch.arange(self.states, device=rows.start.device)
+        return rows.step.view(-1, self.states).gather(1, number % self.states)
 
     def _placed(
         self, rows: Rows, active: Tensor, pending: Tensor, served: int, slots: int
@@ -277,13 +231,14 @@ class Blocks:
         behind = torch.where(on, pending, 0)
         turn = behind.cumsum(0) - behind
         storing = on & (behind > 0) & (turn + behind > slots - served)
-        block = torch.arange(-self.most, self.most, device=at.device).expand(nobody + 1, -1)
-        at, ahead, behind, turn, hold = (value[:, None] for value in (at, ahead, behind, turn, storing))
-        stored = (block >= -behind) & (block < (ahead - behind).clamp_max(0))
-        own = torch.where(hold, stored, (block >= 0) & (block < ahead)) & on[:, None]
-        aside = (block >= -behind) & (block < 0) & (on & ~storing)[:, None]
-        place = torch.where(own, at + block + behind * hold, slots)
-        place = torch.where(aside, served + turn + block + behind, place).flatten()
+        # a row's own slots are for its blocks in flight or, if it only stores, for its oldest blocks behind
+        begin = torch.where(storing, -behind, 0)
+        end = torch.where(storing, (ahead - behind).clamp_max(0), torch.where(on, ahead, 0))
+        block = torch.arange(-self.states, self.states, device=at.device).expand(nobody + 1, -1)
+        at, turn, behind, begin, end = (value[:, None] for value in (at, turn, behind, begin, end))
+        aside = (block >= -behind) & (block < begin)
+        place = torch.where(aside, served + turn + block + behind, slots)
+        place = torch.where((block >= begin) & (block < end), at + block - begin, place).flatten()
         none = torch.zeros(slots + 1, dtype=torch.long, device=place.device)
         row = (none + nobody).scatter(0, place, rows.number[:, None].expand_as(block).flatten())
         return on & ~storing, storing, row[:slots], none.scatter(0, place, block.flatten())[:slots]

@@ -11,7 +11,7 @@ Shapes: as in `rcd.decode.rows`; J blocks of the longest answer, A rows that a p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,24 +20,11 @@ from torch import Tensor
 from rcd.carry.base import CarryState, places
 from rcd.decode.config import CACHED, canvas_length
 from rcd.decode.requests import Serving, Size, rounded
-from rcd.decode.rows import (
-    Pass,
-    Region,
-    Rows,
-    broken,
-    candidates_of,
-    chosen,
-    finish,
-    hand_on,
-    in_blocks,
-    move,
-    picked,
-    report,
-    write,
-)  # fmt: skip
+from rcd.decode.rows import Pass, Region, Rows, broken, chosen, finish, hand_on, in_blocks, move, picked, report, write
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
 from rcd.decode.terms import Terms
+from rcd.decode.window import Window
 from rcd.diffusion.commit import quota
 
 
@@ -57,11 +44,7 @@ def dual(terms: Terms, capacity: int) -> Canvas:
 
 
 @dataclass(frozen=True)
-class Canvas:
-    terms: Terms
-    capacity: int
-    """Positions of a row."""
-
+class Canvas(Window):
     @property
     def most(self) -> int:
         """Blocks of the longest answer, J."""
@@ -112,15 +95,10 @@ class Canvas:
         """Where no bit may depend on the batch, rows go together that are equally long to the last position."""
         return needed if self.terms.config.batch_invariant else canvas_length(needed)
 
-    def begin(self, prompt: int, new: int) -> dict[str, int]:
-        return {"start": prompt, "ahead": 1, "pending": 1}
-
-    def serving(self, prompt: int, new: int) -> dict[str, int]:
-        blocks = -(-new // self.terms.b)
-        return {"left": self.terms.b, "ahead": blocks, "blocks": blocks, "due": 1, "length": self.needs(prompt, new)}
-
-    def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
-        return iter(())
+    def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
+        b, blocks = self.terms.b, -(-new // self.terms.b)
+        known = {"left": b, "ahead": blocks, "blocks": blocks, "due": 1, "length": self.needs(prompt, new)}
+        return {"start": prompt, "ahead": 1, "pending": 1}, known
 
     def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
         """Whether a row may have become due in a step that is still unheard of. What comes next is then another kind of
@@ -152,20 +130,11 @@ class Canvas:
         length, part = self._kind(serving[0])
         return len(serving), self._below(length), length, part or max(one.blocks for one in serving)
 
-    def start_size(self, serving: Sequence[Serving]) -> Size:
-        """Of those that are as long as the first."""
-        same = [one for one in serving if one.length == serving[0].length]
-        return len(same), self._below(same[0].length), same[0].length, max(one.blocks for one in same)
-
-    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
-        first = next(iter(fresh.values()))
-        return tuple(row for row, one in fresh.items() if one.length == first.length)
-
-    def due_after_start(self, one: Serving) -> int:
-        return one.due
-
-    def span(self, prompt: int, new: int) -> int:
-        return new
+    def start(self, fresh: Mapping[int, Serving]) -> tuple[tuple[int, ...], Size]:
+        """Those that are as long as the first."""
+        length = next(iter(fresh.values())).length
+        same = {row: one for row, one in fresh.items() if one.length == length}
+        return tuple(same), (len(same), self._below(length), length, max(one.blocks for one in same.values()))
 
     def _below(self, length: int) -> int:
         """The longest text that needs less than such a whole pass; 0 for a part."""
@@ -176,9 +145,6 @@ class Canvas:
 
     def slots(self, size: Size) -> int:
         return size[0]
-
-    def several(self, size: Size) -> bool:
-        return False
 
     # -- the device's part ---------------------------------------------------------------------------------------
 
@@ -196,7 +162,7 @@ class Canvas:
         total = (rows.limit - rows.start)[asked].clamp_max(terms.b)
         steps = torch.where(rows.steps > 0, rows.steps, terms.b)[asked]
         ids, slots = self._slots(rows, row, asked, at, length, count)
-        candidates = picked(candidates_of(rows, seen, terms), asked, at, terms.b) & here[:, None]
+        candidates = self.candidates(rows, seen, asked, at) & here[:, None]
         return Pass(
             ids, slots, seen, took, torch.zeros_like(took), asked, at, state, masked, candidates, inject,
             quota(total, steps, rows.step[state]) * here,
@@ -211,9 +177,6 @@ class Canvas:
         here = (at == self._current(rows)[asked]) & (asked < rows.nobody)
         ids, slots = self._slots(rows, row, asked, at, length, count)
         return ids, slots, asked, self._state(rows, asked, at, here)
-
-    def stored_by_start(self, reference: bool) -> str | None:
-        return None
 
     def drawn_start(self, prompt: int, new: int) -> int:
         return new
@@ -246,9 +209,6 @@ class Canvas:
         return report(
             rows, due=rows.pending, ahead=self._left(rows), masks=left, step=step, flying=torch.ones_like(left)
         )
-
-    def refreshed(self, rows: Rows, made: Pass) -> None:
-        """A reference's cache is as fresh as the target's."""
 
     def _current(self, rows: Rows) -> Tensor:
         """[R + 1] the number of each row's block."""

@@ -10,7 +10,8 @@ from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from rcd import registry
-from rcd.carry.base import Carry, make
+from rcd.carry.base import Carry
+from rcd.carry.parse import TRAINED, parse_carry
 from rcd.decode.request_settings import RequestSettings, refuse_beyond
 from rcd.errors import RCDError, one_of
 from rcd.models.lm import ModelSettings
@@ -69,96 +70,63 @@ class DecodeConfig(RequestSettings):
 
     REMOVED: ClassVar[dict[str, str]] = {"engine": "there is one decoder now; leave it out"}
 
-    block_length: int | None = setting(
-        default=None,
-        help="None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block).",
-        ge=1,
-    )
-    carry: str | Carry | None = setting(
-        default=None,
-        help="A name (`rcd list carry`) or a carry such as `Residual(t_res=0.95)`. None: what rcd.json says, else"
-        " `none`.", choices="carry", must="a name or a carry such as Residual()",
-    )  # fmt: skip
-    carry_scope: str = setting(
-        default="canvas",
-        help="On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; "
-        "`block` only in the block being decoded, with a fresh start for each. The paper does not say; Eq. 2"
-        " reads as `canvas`.", choices=("canvas", "block"),
-    )  # fmt: skip
-    window: str | None = setting(
-        default=None,
-        help="Which positions a step computes (`rcd list window`). None: `blockwise` for block-causal models, "
-        "`bidirectional` for the others.", choices="window",
-    )  # fmt: skip
-    refresh_every: int | None = setting(
-        default=None,
-        help="With the windows `prefix` and `dual`: steps of a block between two passes over the whole canvas. "
-        "None: one such pass at each block's start; 1: every step.", ge=1,
-    )  # fmt: skip
-    block_add_threshold: float = setting(
-        default=0.7,
-        help="With the window `d2f`: a block is added when this share of the last one is decoded.", ge=0, le=1,
-        why="1 waits for the whole block",
-    )  # fmt: skip
-    decoded_token_threshold: float = setting(
-        default=0.95,
-        help="With the window `d2f`: a block must make progress at every step, as the only one would, from when "
-        "this share of its left neighbour is decoded.", ge=0, le=1, why="1 waits for the whole block",
-    )  # fmt: skip
-    blocks_in_flight: int = setting(
-        default=4,
-        help="With the window `d2f`: at most so many blocks at once, from the first unfinished to the last.",
-        ge=1,
-    )
-    commit: str = setting(
-        default="threshold", help="Which predictions become tokens (`rcd list commit`).", choices="commit"
-    )
-    confidence: str | None = setting(
-        default=None,
-        help="`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the "
-        "family does.", choices=("tempered", "untempered"),
-    )  # fmt: skip
-    eos_early_stop: bool = setting(
-        default=True,
-        help="Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are "
-        "not committed, and decoding stops when no other is left. False: finish the block (blockwise) or the"
-        " whole canvas (bidirectional), filler included, as the families' own code does.",
-    )  # fmt: skip
-    eos_suppression: str = setting(
-        default="none",
-        help="LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it "
-        "last (`confidence_eos_eot_inf`).", choices=("none", "logits", "confidence"),
-    )  # fmt: skip
-    delta: str | None = setting(
-        default=None,
-        help="Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest "
-        "approximated (docs/engine.md says how well). None: `kept` for vocabularies of more than 16,384 "
-        "tokens.",
-        choices=("exact", "kept"),
-    )  # fmt: skip
-    delta_tokens: int = setting(default=64, help="On a GPU, tokens that `kept` keeps: a power of two.", ge=1)
-    delta_rank: int = setting(default=16, help="On a GPU, directions of the codebook for the rest.", ge=1)
-    passes: str | None = setting(
-        default=None,
-        help="`fused`: packed weights and kernels, for the backbones they know; `stock`: any transformers "
-        "backbone as it is. None: fused where that is possible.", choices=("fused", "stock"),
-    )  # fmt: skip
-    batch_invariant: bool = setting(
-        default=False,
-        help="Compute every row's products and attention apart, so that no bit of an answer depends on what "
-        "shares its batch; slower. On a CPU only; a GPU's products depend on the batch.",
-    )  # fmt: skip
-    oracle: bool = setting(
-        default=False,
-        help="Decode by the plain reading of Algorithm 2 (rcd/decode/simple.py): one row at a time, no cache. "
-        "Slow, and for comparison.",
-    )  # fmt: skip
+    block_length: int | None = setting(default=None, ge=1)
+    """None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block)."""
+    carry: str | Carry | None = setting(default=None, must="a name or a carry such as Residual()")
+    """A name (`rcd list carry`) or `trained` (what rcd.json says), with settings as in `trained,t_res=0.95`: over a
+    checkpoint that was trained with that carry only these change. A carry such as `Residual(t_res=0.95)` is taken as it
+    is, with none of the checkpoint's own settings. None: what rcd.json says, else `none`."""
+    carry_scope: str = setting(default="canvas", choices=("canvas", "block"))
+    """On a bidirectional canvas: `canvas` carries at every masked position, those of later blocks too; `block` only in
+    the block being decoded, with a fresh start for each. The paper does not say; Eq. 2 reads as `canvas`."""
+    window: str | None = setting(default=None, choices="window")
+    """Which positions a step computes (`rcd list window`). None: `blockwise` for block-causal models, `bidirectional`
+    for the others."""
+    refresh_every: int | None = setting(default=None, ge=1)
+    """With the windows `prefix` and `dual`: steps of a block between two passes over the whole canvas. None: one such
+    pass at each block's start; 1: every step."""
+    block_add_threshold: float = setting(default=0.7, ge=0, le=1, why="1 waits for the whole block")
+    """With the window `d2f`: a block is added when this share of the last one is decoded."""
+    decoded_token_threshold: float = setting(default=0.95, ge=0, le=1, why="1 waits for the whole block")
+    """With the window `d2f`: a block must make progress at every step, as the only one would, from when this share of
+    its left neighbour is decoded."""
+    blocks_in_flight: int = setting(default=4, ge=1)
+    """With the window `d2f`: at most so many blocks at once, from the first unfinished to the last."""
+    commit: str = setting(default="threshold", choices="commit")
+    """Which predictions become tokens (`rcd list commit`)."""
+    confidence: str | None = setting(default=None, choices=("tempered", "untempered"))
+    """`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the family does."""
+    eos_early_stop: bool = setting(default=True)
+    """Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are not committed,
+    and decoding stops when no other is left. False: finish the block (blockwise) or the whole canvas (bidirectional),
+    filler included, as the families' own code does."""
+    eos_suppression: str = setting(default="none", choices=("none", "logits", "confidence"))
+    """LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it last
+    (`confidence_eos_eot_inf`)."""
+    delta: str | None = setting(default=None, choices=("exact", "kept"))
+    """Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest approximated
+    (docs/engine.md says how well). None: `kept` for vocabularies of more than 16,384 tokens."""
+    delta_tokens: int = setting(default=64, ge=1)
+    """On a GPU, tokens that `kept` keeps: a power of two."""
+    delta_rank: int = setting(default=16, ge=1)
+    """On a GPU, directions of the codebook for the rest."""
+    passes: str | None = setting(default=None, choices=("fused", "stock"))
+    """`fused`: packed weights and kernels, for the backbones they know; `stock`: any transformers backbone as it is.
+    None: fused where that is possible."""
+    batch_invariant: bool = setting(default=False)
+    """Compute every row's products and attention apart, so that no bit of an answer depends on what shares its batch;
+    slower. On a CPU only; a GPU's products depend on the batch."""
+    oracle: bool = setting(default=False)
+    """Decode by the plain reading of Algorithm 2 (rcd/decode/simple.py): one row at a time, no cache. Slow, and for
+    comparison."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.delta_tokens & (self.delta_tokens - 1):
             raise RCDError(f"delta_tokens is a power of two, such as 64, not {self.delta_tokens}.")
         refuse_beyond(self, "refresh_every", "blocks_in_flight", "block_length")
+        if isinstance(self.carry, str) and not self.carry.startswith(TRAINED):
+            parse_carry(self.carry, None)
 
     @property
     def travelling(self) -> Carry:
@@ -190,33 +158,24 @@ class DecodeConfig(RequestSettings):
         self, model: ModelSettings, trained: dict[str, Any] | None = None, longest_prompt: int = 0
     ) -> DecodeConfig:
         """The same with every None filled from the checkpoint; `trained` is rcd.json's carry."""
-        own = dict(trained or {"name": "none"})
-        name, carry = own.pop("name"), self.carry
-        if not isinstance(carry, Carry):
-            carry = make(carry or name, own if carry in (None, name) else None)
+        carry = parse_carry(TRAINED if self.carry is None else self.carry, trained)
+        assert carry is not None
         window = self._window(model)
-        block = self.block_length or model.block_length
-        if window == "d2f":
-            block = block or D2F_BLOCK
+        block = self.block_length or model.block_length or (D2F_BLOCK if window == "d2f" else None)
         if block is not None and block > model.context_length:
-            raise RCDError(
-                f"a block_length of {block} is more than the model's context of {model.context_length}; lower it."
-            )
+            most = model.context_length
+            raise RCDError(f"a block_length of {block} is more than the model's context of {most}; lower it.")
         room = _room(model, window, block or 1, longest_prompt)
         new = self.max_new_tokens or max(1, min(model.max_new_tokens or DEFAULT_NEW_TOKENS, room))
         if block is None or (self.block_length is None and model.attention == "bidirectional"):
             block = min(block or new, new)
         if 0 < self.residual_scale < 1 and not carry.scalable:
-            raise RCDError(
-                f"the carry {carry.method} is on or off: residual_scale is 0 or 1, not {self.residual_scale}."
-            )
+            scale = self.residual_scale
+            raise RCDError(f"the carry {carry.method} is on or off: residual_scale is 0 or 1, not {scale}.")
         for token in self.stop_ids:
-            if token >= model.vocab_size or token == model.mask_token_id:
-                what = (
-                    "is the mask"
-                    if token == model.mask_token_id
-                    else f"is outside the vocabulary of {model.vocab_size}"
-                )
+            mask = token == model.mask_token_id
+            if mask or token >= model.vocab_size:
+                what = "is the mask" if mask else f"is outside the vocabulary of {model.vocab_size}"
                 raise RCDError(f"the token {token} of stop_ids {what}, so that no answer holds it; leave it out.")
         flying = min(self.blocks_in_flight, -(-model.context_length // block) + 1)
         return replace(

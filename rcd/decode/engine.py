@@ -30,7 +30,8 @@ from rcd.decode.rows import KNOBS, Rows
 from rcd.decode.step import Rules
 from rcd.decode.stopping import check_prompts
 from rcd.decode.terms import Features, Terms
-from rcd.decode.units import Report, Units, Window
+from rcd.decode.units import Report, Units
+from rcd.decode.window import Window
 from rcd.diffusion.noise import signed
 from rcd.errors import RCDError, out_of_memory, whole
 from rcd.models.lm import DiffusionLM
@@ -66,11 +67,9 @@ class Engine:
         made = dict(shared=self.window.shared, passes=config.passes, apart=config.batch_invariant)
         room = capacity + self.window.spare
         self.target = SlotModel(model, rows, room, **made)
-        self.reference = (
-            SlotModel(reference, rows, room, **made, mask=settings.mask_token_id)
-            if reference is not None and carry.needs_reference
-            else None
-        )
+        self.reference = None
+        if reference is not None and carry.needs_reference:
+            self.reference = SlotModel(reference, rows, room, **made, mask=settings.mask_token_id)
         self.version = self._version()  # the packed weights, which this engine may just have put together
         states = (rows + 1) * self.window.states
         with torch.inference_mode():
@@ -111,9 +110,6 @@ class Engine:
     def models(self) -> list[SlotModel]:
         return [self.target] if self.reference is None else [self.target, self.reference]
 
-    def needs(self, prompt: int, new: int) -> int:
-        return self.window.needs(prompt, new)
-
     @torch.inference_mode()
     def admit(self, request: Request) -> Failed | None:
         """Give the request a free row; or say why not."""
@@ -140,11 +136,12 @@ class Engine:
         asked, eos, length = request.settings, self.model.settings.eos_token_ids, len(prompt)
         values = {name: getattr(asked, name) for name in KNOBS if name != "scale"}
         starts = self.window.terms.starts
+        own, known = self.window.begin(length, asked.new_tokens)
         self.rows.enter(
             row, sent(prompt, self.model.device), [*eos, *asked.stop_ids], self.model.settings.mask_token_id,
             prompt=length, limit=length + asked.new_tokens, serial=-1, seed=signed(asked.seed), fresh=starts,
             steps=asked.num_inference_steps or 0, top_k=asked.top_k, scale=asked.residual_scale, **values,
-            **self.window.begin(length, asked.new_tokens),
+            **own,
         )  # fmt: skip
         place = self.model.device if self.model.device.type == "cuda" else torch.device("cpu")
         draws = self.window.terms.carry.start_draws
@@ -152,7 +149,7 @@ class Engine:
             request, next(self._serials), Answer(request.row, asked, eos, self.text), fresh=starts,
             pieces=self.window.prefill(length), prompt=prompt,
             generator=torch.Generator(place).manual_seed(asked.seed) if draws else None,
-            **self.window.serving(length, asked.new_tokens),  # type: ignore[arg-type]
+            **known,  # type: ignore[arg-type]
         )  # fmt: skip
         if one.piece is None:
             self.prompts.begin(row, one)
@@ -241,8 +238,7 @@ class Engine:
                     self.units.draw(row, len(one.prompt), one.request.settings.new_tokens, one.generator)
                     one.fresh = False
                 return
-            size = self.window.start_size(list(fresh.values()))
-            chosen = self.window.start_rows(fresh)
+            chosen, size = self.window.start(fresh)
             self.units.start(size, [fresh[row].generator for row in chosen if carry.start_draws])
             self.stats.starts += 1
             for row in chosen:
@@ -251,7 +247,7 @@ class Engine:
                 if carry.start_pass == "reference":
                     one.references += 1
                 else:
-                    one.starts, one.due = one.starts + 1, self.window.due_after_start(one)
+                    one.starts, one.due = one.starts + 1, 0 if self.window.stores_at_start else one.due
 
     def _launch(self) -> Report:
         deciding = self.deciding()
@@ -284,9 +280,8 @@ class Engine:
             self.stats.idle += sum(row in later.rows for later in self._flying)
             events.append(telling.ended(self, row, one, stored, broken))
             self.drop(row)
-            for model in (self.target, self.reference) if broken else ():
-                if model is not None:
-                    model.cache.clear(row)
+            for model in self.models if broken else ():
+                model.cache.clear(row)
         return events
 
     def _give_up(self) -> list[Event]:

@@ -93,8 +93,38 @@ class Counts:
         return self.denoising + self.prefill + self.start + self.store + self.reference
 
 
+class Counted:
+    """What follows from the tokens of an answer and its passes. Every figure states what it counts."""
+
+    ids: list[int]
+    counts: Counts
+
+    @property
+    def tokens(self) -> int:
+        """New tokens, the end token included; what a block holds behind it is not counted."""
+        return len(self.ids)
+
+    @property
+    def denoising_steps(self) -> int:
+        """Forward passes that could commit a token."""
+        return self.counts.denoising
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.denoising_steps if self.denoising_steps else 0.0
+
+    @property
+    def forwards(self) -> int:
+        """All forward passes: denoising, prefill, start passes, cache stores, and every pass of a reference."""
+        return self.counts.forwards
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return self.tokens / self.forwards if self.forwards else 0.0
+
+
 @dataclass(frozen=True)
-class Finished(_OfARow):
+class Finished(_OfARow, Counted):
     """A request is answered."""
 
     row: int

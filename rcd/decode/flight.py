@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from rcd.decode.config import DecodeConfig
 from rcd.diffusion.commit import quota
@@ -35,7 +36,6 @@ def another(share_B: Tensor, flying_B: Tensor, more_B: Tensor, config: DecodeCon
 def least(share_BN: Tensor, flying_BN: Tensor, step_BN: Tensor, steps_B: Tensor, config: DecodeConfig) -> Tensor:
     """[B, N] what each block commits at least: its share of the steps once enough of its left neighbour is decoded
     (the first block's always is), nothing before."""
-    neighbour = torch.cat((torch.ones_like(share_BN[:, :1]), share_BN[:, :-1]), dim=1)
+    neighbour = functional.pad(share_BN[:, :-1], (1, 0), value=1.0)
     active = flying_BN & (neighbour >= config.decoded_token_threshold)
-    whole = torch.full_like(step_BN, config.block)
-    return quota(whole, torch.where(steps_B > 0, steps_B, config.block)[:, None], step_BN) * active
+    return quota(config.block, torch.where(steps_B > 0, steps_B, config.block)[:, None], step_BN) * active

@@ -84,9 +84,9 @@ def follow(handles: Sequence[Handle], events: Events, again: bool = False) -> It
             handle.cancel()
 
 
-def lost(error: BaseException) -> RCDError:
+def lost(error: BaseException) -> BaseException:
     """What a caller hears of a failure that is not the request's."""
-    if isinstance(error, RCDError):
+    if isinstance(error, RCDError | SystemExit):
         return error
     found = RCDError(
         f"decoding stopped ({type(error).__name__}: {first_line(error)}) and this request was lost; try it again, and "

@@ -72,7 +72,7 @@ class DecodeLoop:
                     )
                 self._changed.wait(1.0)
             if self._closed:
-                raise RCDError("this loop is closed; load the model again.")
+                raise _closed()
             self._number += 1
             handle.number = self._number
             self._line(plan).waiting.append(handle)
@@ -251,21 +251,29 @@ class DecodeLoop:
     def rest(self) -> bool:
         """Wait for work; True when the thread should end."""
         with self._changed:
-            if self._closed or self._cancelled or any(not line.idle for line in self._lines):
-                return False
-            self._changed.wait(self.linger)
-            if self._closed or self._cancelled or any(not line.idle for line in self._lines):
+            if self._changed.wait_for(self._wanted, self.linger):
                 return False
             self._thread = None
             return True
 
+    def _wanted(self) -> bool:
+        return self._closed or bool(self._cancelled) or any(not line.idle for line in self._lines)
+
 
 _LOOPS: weakref.WeakSet[DecodeLoop] = weakref.WeakSet()
+_ENDING = threading.Event()
+"""Set while the interpreter ends."""
+
+
+def _closed() -> BaseException:
+    """What those hear who wait for a loop that is closed; a daemon thread ends silently with its interpreter."""
+    return SystemExit() if _ENDING.is_set() else RCDError("this loop is closed; load the model again.")
 
 
 @atexit.register
 def _close_all() -> None:
     """A thread that still computes while the interpreter ends would crash it."""
+    _ENDING.set()
     for loop in list(_LOOPS):
         loop.close()
 
@@ -287,7 +295,7 @@ def _drive(held: weakref.ref[DecodeLoop], changed: threading.Condition) -> None:
             return
         try:
             if loop._closed:
-                loop.abandon_all(RCDError("this loop was closed; load the model again."))
+                loop.abandon_all(_closed())
                 return
             if not loop.turn() and loop.rest():
                 return

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from rcd.carry.base import Carry
 from rcd.decode.fused import FusedBackbone, misfit
+from rcd.decode.shared import SharedBackbone
 from rcd.decode.slots import Cache, Slots, check_room, made_cache
 from rcd.decode.step import Places
 from rcd.decode.stock import StockBackbone
-from rcd.kernels import parts_for, plain
+from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction
+from rcd.models.threads import SMALL
+from rcd.residual.product import product_by
 
 At = tuple[Tensor, Tensor]
 
@@ -61,7 +64,8 @@ class SlotModel:
             self.backbone = StockBackbone(model, apart)
         else:
             check_room(model, rows, capacity, shared)
-            self.backbone = FusedBackbone(model, self.parts)
+            small = apart and sum(each.numel() for each in model.parameters()) <= SMALL
+            self.backbone = (SharedBackbone if small else FusedBackbone)(model, self.parts)
             self.backbone.turns(capacity)
         self.cache = made_cache(model, rows, capacity, shared, own=stock)
         self.replayable = not stock and self.parts.__name__.endswith(".fused")
@@ -100,12 +104,10 @@ class SlotModel:
         head = self.model.head
         if counts is None:
             return self.parts.linear(hidden, head.weight, head.bias)
-        each = [plain.linear(part, head.weight, head.bias) for part in hidden.split(counts) if len(part)]
-        return torch.cat(each) if each else plain.linear(hidden, head.weight, head.bias)
+        return product_by(counts, hidden, head.weight, head.bias)
 
-    def embed(self, ids_NQ: Tensor, carry: Carry | None, state: Any, inject: Tensor, at: At | None) -> Tensor:
+    def embed(self, ids_NQ: Tensor, carry: Carry, state: Any, inject: Tensor, at: At | None) -> Tensor:
         """The input embeddings [N, Q, D], the carry's part among them (Eq. 2)."""
-        assert carry is not None
         embeds = self.model.embed(ids_NQ)
         count = inject.shape[0]
         asked = embeds[:count] if at is None else embeds[at]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -81,11 +81,8 @@ class Prober:
             return value[mine].flatten(0, 1)[inside].clone()
 
         def state(value: CarryState) -> CarryState:
-            mine_only: Any = value.rows(mine)
-            flat: CarryState = mine_only.with_tensors(
-                [each.flatten(0, 1)[None, inside] for each in mine_only.tensors()]
-            )
-            return flat
+            flat = [each.flatten(0, 1)[None, inside] for each in value.rows(mine).tensors()]
+            return value.with_tensors(flat)
 
         before, model = step.before.rows(mine), engine.model
         plain = model.embed(made.seen.ids[row].unflatten(0, (-1, b))[made.block[mine]])

@@ -24,53 +24,31 @@ def refuse_beyond(settings: object, *names: str) -> None:
 class RequestSettings:
     """What every request may set for itself, whoever shares its batch."""
 
-    max_new_tokens: int | None = setting(
-        default=None,
-        help="The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has "
-        "room for.", ge=1,
-    )  # fmt: skip
-    threshold: float = setting(
-        default=0.85,
-        help="Commit what is surer than this, and at least the best one.",
-        ge=0,
-        le=1,
-        why="1 commits one token a step",
-    )
-    factor: float = setting(default=1.0, help="Of the commit rule `factor`.", ge=0)
-    num_inference_steps: int | None = setting(
-        default=None,
-        help="At most this many denoising steps a block: each step then commits at least its share of the block "
-        "(SDAR's dynamic and static rules). None: at least one token a step, as in the paper.", ge=1,
-    )  # fmt: skip
-    temperature: float = setting(default=0.0, help="0 is greedy.", ge=0, why="0 is greedy")
-    top_k: int = setting(default=0, help="Draw from the k most probable tokens; 0 is off.", ge=0)
-    top_p: float = setting(
-        default=1.0,
-        help="Draw from the smallest set of tokens of this mass; 1 is off.",
-        ge=1e-6,
-        le=1,
-        why="1 keeps every token",
-    )
-    seed: int = setting(
-        default=0,
-        help="What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it.",
-        ge=0,
-        le=2**64 - 1,
-    )
-    residual_scale: float = setting(
-        default=1.0,
-        help="Multiplies the weight of what is carried; 0 decodes without (SeqD).", ge=0, le=1,
-        why="alpha_scale of the carry goes above 1",
-    )  # fmt: skip
-    stop: tuple[str, ...] = setting(default=(), help="Texts that end the answer, and are not part of it.")
-    stop_ids: tuple[int, ...] = setting(
-        default=(), help="Tokens that end the answer, beside the checkpoint's own end tokens."
-    )
-    logprobs: int | None = setting(
-        default=None,
-        help="Log probabilities of the committed tokens and of so many alternatives of each; None: none.", ge=0,
-        le=MOST_LOGPROBS,
-    )  # fmt: skip
+    max_new_tokens: int | None = setting(default=None, ge=1)
+    """The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has room for."""
+    threshold: float = setting(default=0.85, ge=0, le=1, why="1 commits one token a step")
+    """Commit what is surer than this, and at least the best one."""
+    factor: float = setting(default=1.0, ge=0)
+    """Of the commit rule `factor`."""
+    num_inference_steps: int | None = setting(default=None, ge=1)
+    """At most this many denoising steps a block: each step then commits at least its share of the block (SDAR's dynamic
+    and static rules). None: at least one token a step, as in the paper."""
+    temperature: float = setting(default=0.0, ge=0, why="0 is greedy")
+    """0 is greedy."""
+    top_k: int = setting(default=0, ge=0)
+    """Draw from the k most probable tokens; 0 is off."""
+    top_p: float = setting(default=1.0, ge=1e-6, le=1, why="1 keeps every token")
+    """Draw from the smallest set of tokens of this mass; 1 is off."""
+    seed: int = setting(default=0, ge=0, le=2**64 - 1)
+    """What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it."""
+    residual_scale: float = setting(default=1.0, ge=0, le=1, why="alpha_scale of the carry goes above 1")
+    """Multiplies the weight of what is carried; 0 decodes without (SeqD)."""
+    stop: tuple[str, ...] = setting(default=())
+    """Texts that end the answer, and are not part of it."""
+    stop_ids: tuple[int, ...] = setting(default=())
+    """Tokens that end the answer, beside the checkpoint's own end tokens."""
+    logprobs: int | None = setting(default=None, ge=0, le=MOST_LOGPROBS)
+    """Log probabilities of the committed tokens and of so many alternatives of each; None: none."""
 
     def __post_init__(self) -> None:
         refuse_beyond(self, "max_new_tokens", "factor", "num_inference_steps", "temperature", "top_k")

@@ -10,6 +10,7 @@ tokens, P blocks that a pass predicts, b block length, K states of a row, E end 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from rcd.decode.step import Asked, Knobs, Open, Outcome
 from rcd.decode.stopping import revisable, settle, unsettled
 from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
+from rcd.kernels.plain import run_of
 
 REPORT = ("serial", "active", "due", "ahead", "masks", "step", "flying", "denoised", "stored", "broken", "fresh")
 """What the host is told of every row after a step."""
@@ -145,7 +147,7 @@ class Region:
         row = torch.where(inside, rows.number[:, None], rows.nobody)
         position = torch.where(inside, position, 0)
         ids = rows.text[row, position]
-        output = inside & (position >= rows.prompt[:, None]) & (position < rows.limit[:, None])
+        output = (position >= rows.prompt[:, None]) & (position < rows.limit[:, None])
         masked = (ids == terms.model.mask_token_id) & (inside if filler else output)
         return cls(row, position, ids, output, masked, unsettled(ids, masked, output, rows.ends, terms.early))
 
@@ -174,6 +176,11 @@ class Pass:
     inject: Tensor
     quota: Tensor
     """[P]"""
+
+    @cached_property
+    def where(self) -> Any:
+        """`state` as an index; where it is a run, one that copies nothing. It asks the host."""
+        return run_of(self.state.tolist())
 
     def spread(self, values: Tensor, own: Tensor) -> Tensor:
         """[R + 1, J b, ...] with the predicted blocks' values replaced."""
@@ -235,12 +242,14 @@ def hand_on(rows: Rows, made: Pass, outcome: Outcome, keep: Tensor) -> None:
         for old, value in zip(kept, new, strict=True):
             old[made.state] = torch.where(keep.view(-1, *([1] * (value.dim() - 1))), value.to(old.dtype), 0)
         return
-    block, inside = outcome.places.apart  # what was no mask may keep what it had: nothing enters there
-    for old, value in zip(kept, new, strict=True):
-        old[made.state[block], inside] = value.squeeze(1).to(old.dtype)
-    if not bool(keep.all()):
-        for old in kept:
-            old[made.state[~keep]] = 0
+    every = not kept or bool(keep.all())
+    for old, value in zip(kept, new, strict=True):  # what was no mask may keep what it had: nothing enters there
+        own = old[made.where]
+        outcome.places.write(own.flatten(0, 1), value)
+        if not every:
+            own[~keep] = 0
+        if not isinstance(made.where, slice):
+            old[made.where] = own
 
 
 def move(rows: Rows, took: Tensor, **values: Tensor) -> None:

@@ -31,6 +31,7 @@ from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
 
 
+@torch.inference_mode()  # which ends at every yield
 def decode(
     model: DiffusionLM, prompt: Sequence[int], config: DecodeConfig, *, reference: DiffusionLM | None = None,
     row: int = 0, text: Words | None = None,
@@ -45,12 +46,8 @@ def decode(
     other = None if reference is None else Reader(reference, turns.block_of, settings.mask_token_id)
     generator, answer = torch.Generator().manual_seed(config.seed), Answer(row, config, settings.eos_token_ids, text)
     pieces = -(-now.origin // prefill_piece(config.block if causal else max(1, now.origin))) if flying else 0
-    state, knobs, counts = (
-        carry.cold((1, now.output.shape[1]), model.codebook),
-        Knobs.of(config, model.device),
-        Counts(),
-    )
-    counts = replace(counts, prefill=pieces, reference=pieces * (other is not None and carry.needs_reference))
+    state, knobs = carry.cold((1, now.output.shape[1]), model.codebook), Knobs.of(config, model.device)
+    counts = Counts(prefill=pieces, reference=pieces * (other is not None and carry.needs_reference))
 
     def read(whose: str, sight: Sight) -> Distribution | None:
         """What a carry may ask for: a plain pass of the model itself or of the reference."""

@@ -74,15 +74,18 @@ class Open(Places):
         return row, self.index - row * self.shape[1]
 
     def take(self, values_BP: Tensor) -> Tensor:
-        return values_BP.flatten(0, 1)[self.index].unsqueeze(1)
+        return values_BP.flatten(0, 1).index_select(0, self.index).unsqueeze(1)
 
     def of_rows(self, values_B1: Any) -> Any:
         return values_B1[self.apart[0]] if isinstance(values_B1, Tensor) else values_B1
 
     def put(self, values: Tensor, blank: float = 0) -> Tensor:
         out = values.new_full((self.shape.numel(), *values.shape[2:]), blank)
-        out[self.index] = values.squeeze(1)
-        return out.unflatten(0, self.shape)
+        return self.write(out, values).unflatten(0, self.shape)
+
+    def write(self, out: Tensor, values: Tensor) -> Tensor:
+        """Into a tensor [B P, ...], in place."""
+        return out.index_copy_(0, self.index, values.squeeze(1).to(out.dtype))
 
     def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
         return state.with_tensors([get(each) for each in state.tensors()])
@@ -263,8 +266,9 @@ def choose(
     offered = confidence_BP.masked_fill(~asked.candidates, float("-inf"))
     settings = CommitSettings(knobs.threshold, knobs.factor, asked.masked)
     committed = commit(offered, asked.quota, settings)
-    # a confidence that is no number would never commit; the normaliser also sees what no candidate does
-    finite = torch.isfinite(normaliser).all(-1) & torch.isfinite(confidence_BP).all(-1)
+    # a confidence that is no number would never commit; the normaliser also sees what no candidate does. isfinite is
+    # several calls, of which the largest needs none
+    finite = (normaliser + confidence_BP).abs().amax(-1) < float("inf")
     return committed & finite.unsqueeze(-1), finite
 
 

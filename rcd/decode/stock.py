@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rcd.decode.slots import Cache, Slots
+from rcd.kernels.plain import run_of
 from rcd.models.lm import DiffusionLM, View
 
 
@@ -70,19 +71,13 @@ class Place:
         seen = torch.arange(self.most, device=self.end.device) < self.end[:, None, :, None]
         return None if bool(seen.all()) else seen
 
-    @cached_property
-    def run(self) -> slice | None:
-        """The rows, where they follow one another."""
-        first, count = self.rows[0], len(self.rows)
-        return slice(first, first + count) if self.rows == list(range(first, first + count)) else None
-
     def update(self, key_NGQC: Tensor, value_NGQC: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         keys, values = self.cache.layer(layer, key_NGQC, value_NGQC)
         for n, (row, start) in enumerate(zip(self.rows, self.starts, strict=True)):
             there = slice(start + self.looking, start + key_NGQC.shape[2])
             keys[row, :, there] = key_NGQC[n, :, self.looking :]
             values[row, :, there] = value_NGQC[n, :, self.looking :]
-        rows: Any = self.run if self.run is not None else self.rows
+        rows = run_of(self.rows)
         return keys[rows, :, : self.most], values[rows, :, : self.most]
 
     def get_seq_length(self, layer: int = 0) -> int:

@@ -56,10 +56,8 @@ def ended(engine: Engine, row: int, one: Serving, stored: int, broken: int) -> F
 
 
 def counts(engine: Engine, one: Serving, denoised: int, stored: int) -> Counts:
-    reference = 0
-    if engine.reference is not None:
-        every = denoised if engine.window.terms.carry.step_pass == "reference" else 0
-        reference = one.prefills + one.references + every + stored
+    every = denoised if engine.window.terms.carry.step_pass == "reference" else 0
+    reference = 0 if engine.reference is None else one.prefills + one.references + every + stored
     return Counts(denoising=denoised, prefill=one.prefills, start=one.starts, store=stored, reference=reference)
 
 

@@ -7,112 +7,28 @@ functions run one after another. What a step did is told to the host without wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from rcd.carry.base import CarryState
 from rcd.decode.graphs import Replay, compiled
 from rcd.decode.model import Raw, SlotModel
-from rcd.decode.requests import Serving, Size
+from rcd.decode.requests import Size
 from rcd.decode.rows import REPORT, Pass, Rows, move
 from rcd.decode.slots import Slots
-from rcd.decode.step import Open, Outcome, Rules, StepRecord, denoise
-from rcd.decode.terms import Features, Terms
+from rcd.decode.step import Open, Rules, StepRecord, denoise
+from rcd.decode.terms import Features
 from rcd.decode.trace import Trace
+from rcd.decode.window import Window
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
 
 BROKEN = REPORT.index("broken")
 Record = Callable[[Pass, StepRecord], None]
-
-
-class Window(Protocol):
-    """Which slots a pass computes, and how rows move on: `rcd.decode.blocks.Blocks`, `rcd.decode.canvas.Canvas`."""
-
-    @property
-    def terms(self) -> Terms: ...
-    @property
-    def states(self) -> int:
-        """Blocks of a row that have a step and a carry of their own."""
-        ...
-
-    @property
-    def shared(self) -> bool:
-        """Whether no pass reads what another one wrote, so that all layers may share a cache."""
-        ...
-
-    @property
-    def spare(self) -> int:
-        """Positions of the cache beside those that texts need."""
-        ...
-
-    def needs(self, prompt: int, new: int) -> int:
-        """Positions that a request takes."""
-        ...
-
-    def span(self, prompt: int, new: int) -> int:
-        """Positions behind the prompt that events tell of."""
-        ...
-
-    def begin(self, prompt: int, new: int) -> dict[str, int]:
-        """What a row is that enters."""
-        ...
-
-    def serving(self, prompt: int, new: int) -> dict[str, int]:
-        """What the host knows of it."""
-        ...
-
-    def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, tokens of a block) of the passes over the prompt before the first step."""
-        ...
-
-    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
-        """Whether the host must know what the last step did before it can choose the next."""
-        ...
-
-    def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
-        """The rows that the next pass is for."""
-        ...
-
-    def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
-        """Its size where the host lags, rounded up so that few sizes are captured. It changes no token."""
-        ...
-
-    def exact_size(self, serving: Sequence[Serving]) -> Size:
-        """Its size where the host knows all."""
-        ...
-
-    def start_size(self, serving: Sequence[Serving]) -> Size:
-        """That of a pass from which fresh rows start: some of them, the first for certain."""
-        ...
-
-    def start_rows(self, fresh: Mapping[int, Serving]) -> tuple[int, ...]:
-        """Those rows."""
-        ...
-
-    def due_after_start(self, one: Serving) -> int:
-        """What `due` is of a row that a pass of the target has started."""
-        ...
-
-    def slots(self, size: Size) -> int: ...
-    def several(self, size: Size) -> bool:
-        """Whether so many slots are of the same rows that their order matters."""
-        ...
-
-    @property
-    def prepared(self) -> Callable[..., Pass]: ...
-    @property
-    def starting(self) -> Callable[..., tuple[Tensor, Slots, Tensor, Tensor]]: ...
-    def stored_by_start(self, reference: bool) -> str | None: ...
-    def drawn_start(self, prompt: int, new: int) -> int: ...
-    def drawn_states(self, rows: Rows, row: int, state: CarryState) -> tuple[Tensor, CarryState]: ...
-    def settled(self, rows: Rows, made: Pass, outcome: Outcome) -> Tensor: ...
-    def refreshed(self, rows: Rows, made: Pass) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -160,7 +76,7 @@ class Units:
         rows, window, carry = self.rows, self.window, self.rules.carry
         made: Pass = self.prepared(rows, *size)
         slots = made.slots.ordered() if self.on_gpu and window.several(size) else made.slots
-        state, read = rows.carry.rows(made.state), None
+        state, read = rows.carry.rows(made.state if self.on_gpu else made.where), None
         if carry.step_pass == "reference":
             read = self._read(True, made.ids, slots, len(made.row))
             state = carry.refresh(state, read, self.target.codebook)
@@ -172,21 +88,20 @@ class Units:
             self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, asked,
             features.logprobs, None if record is None else partial(record, made),
         )  # fmt: skip
-        known = None if read is None else torch.isfinite(read.normaliser).all(-1)
-        if known is not None:
+        if read is None:
+            report = self.settled(rows, made, outcome)
+        else:
+            known = torch.isfinite(read.normaliser).all(-1)
             outcome = replace(outcome, finite=outcome.finite & known)
-        report = self.settled(rows, made, outcome)
-        if known is not None:
+            report = self.settled(rows, made, outcome)
             theirs = ((made.row == rows.number[:, None]) & ~known).any(1)
             report[:, BROKEN] = torch.where(theirs, -report[:, BROKEN], report[:, BROKEN])
         watched = features.watched or features.logprobs is not None
         return report, Trace.of(rows, made, outcome, window.terms) if watched else None
 
     def launch(self, size: Size, features: Features, rows: tuple[int, ...], record: Record | None = None) -> Report:
-        if record is not None:
-            report, trace = self.step(size, features, record)
-        else:
-            report, trace = self.replay(("step", size, features), lambda: self.step(size, features))
+        step = partial(self.step, size, features, record)
+        report, trace = step() if record is not None else self.replay(("step", size, features), step)
         return self._told(report, trace, rows)
 
     def start(self, size: Size, generators: list[torch.Generator]) -> None:
@@ -208,9 +123,8 @@ class Units:
         theirs = row == rows.number[:, None]
         bad = (theirs & ~torch.isfinite(read.normaliser).all(-1)).any(1)
         done = rows.fresh & theirs.any(1)
-        stored = window.stored_by_start(reference)
-        if stored is not None:
-            move(rows, done, **{stored: torch.zeros_like(rows.start)})
+        if window.stores_at_start:
+            move(rows, done, **{"referred" if reference else "pending": torch.zeros_like(rows.start)})
         move(
             rows, done, fresh=torch.zeros_like(rows.fresh), active=rows.active & ~bad,
             broken=torch.where(bad, (rows.denoised + 1) * (-1 if reference else 1), rows.broken),

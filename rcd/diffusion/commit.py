@@ -65,7 +65,7 @@ def sequential(confidence_BL: Tensor, quota_B: Tensor, settings: CommitSettings)
     return candidate & (candidate.long().cumsum(-1) <= quota_B.unsqueeze(-1))
 
 
-def quota(total_B: Tensor, steps: int | Tensor, step_B: Tensor) -> Tensor:
+def quota(total_B: int | Tensor, steps: int | Tensor, step_B: Tensor) -> Tensor:
     """The share of step number `step` when `total` positions are split over `steps`, the remainder first; at least 1,
     so that every step makes progress."""
     return (total_B // steps + (step_B < total_B % steps)).clamp_min(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from rcd.kernels.plain import (
     silu_mul,
     summarise,
 )
+from rcd.residual.product import product_by
 
 __all__ = [
     "Normed", "add_norm", "added", "attend", "expected_embedding", "gated", "linear", "probabilities", "project",
@@ -26,22 +29,10 @@ __all__ = [
 
 def linear(x_NQD: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     value = x_NQD.finished() if isinstance(x_NQD, Normed) else x_NQD
-    return (
-        torch.stack([plain.linear(x, weight, bias) for x in value])
-        if len(value) > 1
-        else plain.linear(value, weight, bias)
-    )
+    return product_by([1] * len(value), value, weight, bias)
 
 
-def added(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor, norm: Tensor, eps: float, counts: Tensor
-) -> tuple[Tensor, Normed]:
-    stream, normed = add_norm(linear(x, weight, bias), stream, norm, eps)
-    return stream, Normed(normed)
-
-
-def gated(x: Tensor | Normed, gate_up: Tensor) -> Tensor:
-    return silu_mul(linear(x, gate_up))
+added, gated = (partial(each, multiply=linear) for each in (plain.added, plain.gated))
 
 
 def attend(

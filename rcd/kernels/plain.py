@@ -6,7 +6,8 @@ G key/value heads, C head dimension, T cache length.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,16 +55,17 @@ def add_norm(x: Tensor, stream: Tensor, weight: Tensor, eps: float) -> tuple[Ten
 
 
 def added(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor, norm: Tensor, eps: float, counts: Tensor
-) -> tuple[Tensor, Normed]:
+    x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor, norm: Tensor, eps: float, counts: Tensor,
+    multiply: Callable[..., Tensor] = linear,
+) -> tuple[Tensor, Normed]:  # fmt: skip
     """(the residual stream with a product added, its norm)."""
-    stream, normed = add_norm(linear(x, weight, bias), stream, norm, eps)
+    stream, normed = add_norm(multiply(x, weight, bias), stream, norm, eps)
     return stream, Normed(normed)
 
 
-def gated(x: Tensor | Normed, gate_up: Tensor) -> Tensor:
+def gated(x: Tensor | Normed, gate_up: Tensor, multiply: Callable[..., Tensor] = linear) -> Tensor:
     """silu(x gate) * (x up); both matrices in one, gate first."""
-    return silu_mul(linear(x, gate_up))
+    return silu_mul(multiply(x, gate_up))
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -97,6 +99,12 @@ def rotate_store(
     return _rotated(query, cos, sin)
 
 
+def run_of(numbers: list[int]) -> slice | list[int]:
+    """The numbers as an index, of which a view is made instead of a copy where they follow one another."""
+    run = range(numbers[0], numbers[0] + len(numbers)) if numbers else range(0)
+    return slice(run.start, run.stop) if numbers == list(run) else numbers
+
+
 def attend(
     query_NQHC: Tensor, keys_RGTC: Tensor, values_RGTC: Tensor, row_N: Tensor, end_NQ: Tensor, scale: float,
     order_N: Tensor | None = None,
@@ -106,9 +114,7 @@ def attend(
     (n, q, h, c), groups, most = query_NQHC.shape, keys_RGTC.shape[1], int(end_NQ.max())
     seen = torch.arange(most, device=end_NQ.device) < end_NQ[:, None, :, None]
     mask = None if bool(seen.all()) else seen.repeat(1, 1, h // groups, 1)
-    rows: Any = row_N.tolist()
-    if rows == list(range(rows[0], rows[0] + n)):  # a view instead of a copy
-        rows = slice(rows[0], rows[0] + n)
+    rows = run_of(row_N.tolist())
     keys, values = keys_RGTC[rows, :, :most], values_RGTC[rows, :, :most]
     # the heads of a group see the same keys, as further queries: [N, G, heads of a group x Q, C]
     query = query_NQHC.view(n, q, groups, -1, c).permute(0, 2, 3, 1, 4).reshape(n, groups, -1, c)

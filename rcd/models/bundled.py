@@ -36,6 +36,11 @@ def manifest() -> dict[str, Any]:
     return dict(models)
 
 
+def names() -> list[str]:
+    """As checkpoints are named by them; none where the installation has none."""
+    return [PREFIX + name for name in manifest()] if (ASSETS / MANIFEST).is_file() else []
+
+
 def folder_of(name: str) -> Path:
     """The checkpoint's folder, every file of it checked."""
     models = manifest()

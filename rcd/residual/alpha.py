@@ -20,7 +20,7 @@ def normalised_entropy(p: Tensor) -> Tensor:
 
 def normalised(entropy: Tensor, vocabulary: int) -> Tensor:
     """H / log V, of an entropy in nats."""
-    return (entropy / math.log(vocabulary)).clamp(0.0, 1.0) if vocabulary > 1 else torch.zeros_like(entropy)
+    return (entropy / math.log(vocabulary)).clamp_(0.0, 1.0) if vocabulary > 1 else torch.zeros_like(entropy)
 
 
 def entropy(h: Tensor, c: Tensor, value: float) -> Tensor:
@@ -66,7 +66,7 @@ def zero(h: Tensor, c: Tensor, value: float) -> Tensor:
 def weigh(name: str, h: Tensor, c: Tensor, *, scale: float = 1.0, value: float = 0.3, most: float = 1.0) -> Tensor:
     """The named weight times `scale`, kept in [0, `most`]."""
     alpha: Tensor = registry.get("alpha", name)(h, c, value)
-    return (alpha * scale).clamp(0.0, most) if scale != 1.0 or most < 1.0 else alpha
+    return (alpha * scale).clamp_max_(most) if scale != 1.0 or most < 1.0 else alpha
 
 
 def weight(name: str, p: Tensor, *, scale: float = 1.0, value: float = 0.3, most: float = 1.0) -> Tensor:

@@ -44,3 +44,9 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             found: Tensor = fast(x, weight, bias, "none", [], "")
             return found
     return functional.linear(x, weight, bias)
+
+
+def product_by(counts: list[int] | None, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same; where `counts` says how many of x belong together, so many at a time, by themselves."""
+    parts = [] if counts is None else [part for part in x.split(counts) if len(part)]
+    return product(x, weight, bias) if len(parts) < 2 else torch.cat([product(part, weight, bias) for part in parts])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rcd.residual.chunked import Statistics, best, statistics
 from rcd.residual.distribution import Distribution
-from rcd.residual.product import product
+from rcd.residual.product import product_by
 from rcd.residual.shortcut import Counts, Regression, delta
 from rcd.residual.summary import Summariser, Tail
 
@@ -114,22 +114,16 @@ class Small(Distribution):
         if temperature != 1.0:
             return super().entropy_at(temperature)
         product = torch.linalg.vecdot(self._mass, self._shifted)
-        entropy = self._log_total - product / self._total
+        entropy = self._log_total.addcdiv(product, self._total, value=-1)
         if math.isnan(float(entropy.sum())):  # 0 * -inf
             return torch.where(entropy.isnan(), super().entropy_at(1.0), entropy)
         return entropy
 
     def expectation(self, codebook_VD: Tensor) -> Tensor:
         """p @ E, divided by the sum behind the product; of `counts` rows at a time."""
-        kind, shape = codebook_VD.dtype, self._mass.shape[:-1]
-        mass = self._mass.to(kind).flatten(0, -2)
-        parts = [mass] if self._counts is None else [part for part in mass.split(self._counts) if len(part)]
-        found = torch.cat([product(part, codebook_VD.t()) for part in parts]) if parts else mass @ codebook_VD
-        return (
-            (found.to(self._total.dtype) / self._total.flatten().unsqueeze(-1))
-            .to(kind)
-            .view(*shape, codebook_VD.shape[1])
-        )
+        kind = codebook_VD.dtype
+        found = product_by(self._counts, self._mass.to(kind), codebook_VD.t()).to(self._total.dtype)
+        return found.div_(self._total.unsqueeze(-1)).to(kind)
 
 
 class Chunked(Distribution):

@@ -32,7 +32,9 @@ def test_denoising_steps_are_the_forwards_that_could_commit(sdar: rcd.Pipeline) 
     """8 prompt tokens = one prefilled block; two blocks of 8 new tokens; the last block is not stored."""
     result = sdar.generate(list(range(8)), one_a_step("none")).results[0]
     assert result.counts == Counts(denoising=16, prefill=1, store=1)
-    assert (result.tokens, result.forwards, result.tokens_per_step) == (16, 18, 1.0)
+    finished = sdar.submit(list(range(8)), one_a_step("none")).result()  # it tells the same figures
+    for answer in (result, finished):
+        assert (answer.tokens, answer.denoising_steps, answer.forwards, answer.tokens_per_step) == (16, 16, 18, 1.0)
     assert result.tokens_per_forward == pytest.approx(16 / 18)
 
 
@@ -123,6 +125,6 @@ def test_blocks_in_flight_are_stored_at_no_cost(sdar: rcd.Pipeline) -> None:
 
 def test_json_has_the_documented_keys(sdar: rcd.Pipeline) -> None:
     assert list(sdar.generate([1, 2, 3], one_a_step("residual")).results[0].to_dict()) == [
-        "text", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "seconds",
+        "text", "ids", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "seconds",
         "stop_reason",
     ]  # fmt: skip

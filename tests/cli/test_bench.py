@@ -189,6 +189,7 @@ def test_what_a_step_must_read() -> None:
     ("args", "words"),
     [
         (["--tokens-per-step", "3"], "does not divide the block length 8"),
+        (["--shape", "words-rcd"], "did you mean 'bundled:words-rcd'?"),
         (["--shape", "sdar-9b"], "sdar-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-tiny, llada-0.3b, llada-8b"),
         (["--window", "dual"], "does not fit this checkpoint"),
         (["--window", "prefix"], "does not fit this checkpoint"),

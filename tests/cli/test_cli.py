@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -54,10 +55,21 @@ def test_generate_prints_one_json_object(folder: str) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert set(result) == {
-        "text", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "seconds",
+        "text", "ids", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "seconds",
         "stop_reason",
     }  # fmt: skip
+    assert len(result["ids"]) == result["tokens"]
     assert result["tokens_per_step"] == pytest.approx(result["tokens"] / result["denoising_steps"], abs=1e-3)
+
+
+def test_log_probabilities_have_the_tokens_texts(folder: str) -> None:
+    flags = ["--model", folder, "--device", "cpu", "--max-new-tokens", "6", "--logprobs", "2", "--json"]
+    result = json.loads(call("generate", "the old fox", *flags)[1])
+    tokenizer: Any = rcd.load(folder, device="cpu").tokenizer
+    assert [one["token"] for one in result["logprobs"]] == result["ids"]
+    for one in result["logprobs"]:
+        assert len(one["best"]) == 2 and max(each["logprob"] for each in one["best"]) >= one["logprob"]
+        assert all(each["text"] == tokenizer.decode([each["token"]]) for each in (one, *one["best"]))
 
 
 def test_a_pipe_gets_the_text_alone_and_the_figures_go_to_stderr(folder: str) -> None:
@@ -159,7 +171,49 @@ def test_list_names_every_part() -> None:
     assert code == 0
     for kind in registry.PARTS:
         assert all(name in output for name in registry.names(kind))
-    assert json.loads(call("list", "carry", "--json")[1]) == {"carry": registry.names("carry")}
+    found = json.loads(call("list", "carry", "--json")[1])["carry"]
+    assert list(found) == ["trained", *registry.names("carry")] and found["residual"].startswith("RCD: ")
+
+
+def test_a_piped_list_has_a_line_for_every_part() -> None:
+    from rcd import registry
+
+    lines = call("list", "recipe")[1].splitlines()
+    assert [line.split()[:2] for line in lines] == [["recipe", name] for name in registry.names("recipe")]
+
+
+EARLY = """
+import importlib.abc, sys
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name == "rcd.cli.flags":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from rcd.__main__ import main
+main()
+"""
+
+
+def test_an_interrupt_at_start_up_is_one_line() -> None:
+    done = finish([sys.executable, "-c", EARLY])
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "rcd: interrupted\n")
+
+
+LEAVING = """
+import threading, rcd
+model, begun = rcd.load("bundled:words-rcd", device="cpu"), threading.Event()
+def work():
+    while True:
+        for event in model.stream([[5, 9]] * 4):
+            begun.set()
+threading.Thread(target=work, daemon=True).start()
+begun.wait()
+"""
+
+
+def test_the_interpreter_ends_silently_while_a_daemon_thread_decodes() -> None:
+    done = finish([sys.executable, "-c", LEAVING])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_info_says_what_a_checkpoint_is(folder: str) -> None:
@@ -169,6 +223,7 @@ def test_info_says_what_a_checkpoint_is(folder: str) -> None:
     model = rcd.load(folder, device="cpu").model
     assert facts["parameters"] == sum(p.numel() for p in model.parameters())
     assert (facts["family"], facts["window"], facts["mask_token_id"]) == ("sdar", "blockwise", 125)
+    assert facts["max_new_tokens"] is None
     assert "finite" in facts["check"]
 
 

@@ -42,8 +42,9 @@ def answer(folder: str, *flags: str) -> Any:
 
 
 def expected(folder: str, **settings: Any) -> Any:
-    result = rcd.load(folder, device="cpu").generate("the old fox", DecodeConfig(max_new_tokens=24, **settings))
-    found = json.loads(json.dumps(result.results[0].to_dict()))
+    pipeline = rcd.load(folder, device="cpu")
+    result = pipeline.generate("the old fox", DecodeConfig(max_new_tokens=24, **settings))
+    found = json.loads(json.dumps(result.results[0].to_dict(pipeline.token_text)))
     return {key: value for key, value in found.items() if key != "seconds"}
 
 

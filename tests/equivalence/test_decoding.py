@@ -141,6 +141,7 @@ def test_a_ragged_batch_equals_its_rows_one_by_one(loops: dict[str, rcd.Pipeline
         assert together.results[row].counts == alone.results[0].counts
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("window", WINDOWS)
 def test_in_fp32_a_batch_invariant_row_is_the_same_to_the_last_bit(window: str) -> None:
     family, settings = WINDOWS[window]

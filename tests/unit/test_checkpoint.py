@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,10 @@ def test_rcd_json_keeps_the_carry_and_the_overrides(tmp_path: Path) -> None:
     assert again.resolve().carry == carry
     assert again.resolve(rcd.DecodeConfig(carry="residual")).carry == carry
     assert again.resolve(rcd.DecodeConfig(carry="none")).carry == rcd.NoCarry()
+    for text in ("trained,t_res=0.5", "residual,t_res=0.5"):  # what is not named stays as it was trained
+        assert again.resolve(rcd.DecodeConfig(carry=text)).carry == replace(carry, t_res=0.5)
+    assert again.resolve(rcd.DecodeConfig(carry=rcd.Residual(t_res=0.5))).carry == rcd.Residual(t_res=0.5)
+    assert "block length 16, carry residual)" in repr(again)
     assert again.checkpoint.rcd.stage == "target"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +13,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+import triton
+
 from rcd.kernels import attention, fused, plain, products
 from rcd.residual.summary import Tail
+from tests.processes import finish
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 N, Q, H, G, C, T, R = 3, 4, 4, 2, 16, 40, 4
@@ -141,3 +147,17 @@ def test_products(tokens: int, rows: int, inner: int) -> None:
     theirs = (whole, *layer(x.float(), stream.float(), plain, out.float() * 0.05, weight.float(), norm.float()))
     for one, other in zip(ours, theirs, strict=True):
         assert (one.float() - other).norm() < 0.01 * other.norm()
+
+
+COMPILER = Path(triton.__file__).parent / "backends/nvidia/bin/ptxas"
+
+
+@pytest.mark.skipif(not COMPILER.is_file(), reason="this Triton cannot compile for NVIDIA's GPUs")
+def test_every_kernel_compiles_for_a_gpu_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    done = finish([sys.executable, "-m", "tests.compiling"])
+    assert done.returncode == 0, done.stderr
+    sources = [path.read_text() for path in Path(attention.__file__).parent.glob("*.py")]
+    launched = {name for source in sources for name in re.findall(r"^ +(_\w+)\[\(", source, re.M)}
+    assert {line.split()[0] for line in done.stdout.splitlines()} == launched and len(launched) > 10

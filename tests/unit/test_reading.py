@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -31,14 +30,6 @@ def truth(logits: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
         "entropy": torch.special.entr(p).sum(-1),
         "squares": p.square().sum(-1),
     }
-
-
-@pytest.fixture(params=[1, 2], ids=["one thread", "two threads"])
-def threads(request: pytest.FixtureRequest) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 1.5])

@@ -22,6 +22,8 @@ class Knobs:
     share: float = setting(default=0.5, help="A share\n    of all.", ge=0, le=1, why="1 is everything")
     count: int | None = setting(default=None, help="How many.", ge=1, le=9)
     above: float = setting(default=1.0, gt=0)
+    """More than
+    nothing."""
     free: float = setting(default=0.0, allow_inf_nan=True)
     weight: str = setting(default="entropy", choices="alpha", flag="--weight")
     side: str = setting(default="left", choices=("left", "right"))
@@ -152,6 +154,7 @@ def test_entries_hold_what_flags_and_docs_are_made_of() -> None:
     found = {entry.name: entry for entry in entries(Knobs)}
     share, count, weight = found["share"], found["count"], found["weight"]
     assert (share.type, share.default, share.help, share.ge, share.le) == (float, 0.5, "A share of all.", 0, 1)
+    assert next(entry for entry in entries(Knobs) if entry.name == "above").help == "More than nothing."
     assert (count.type, count.default, count.optional, count.bounds) == (int, None, True, "a whole number from 1 to 9")
     assert weight.choices == tuple(registry.names("alpha")) and weight.flag == "--weight"
     assert found["names"].default == {} and found["above"].gt == 0
