@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
+import random
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,7 +31,6 @@ class Job:
 
     prompt: list[int]
     config: DecodeConfig
-    """Resolved."""
     apart: Any = None
     """The carry, where its settings are the request's own."""
 
@@ -42,16 +41,15 @@ async def jobs(pipeline: Pipeline, words: Words, base: DecodeConfig, ask: Ask) -
     config, apart = configured(pipeline, base, ask)
     seed = ask.seed if ask.seed is not None else base.seed
     if ask.seed is None and config.temperature > 0:
-        seed = secrets.randbelow(SEEDS)
+        seed = random.getrandbits(64)
     made: list[Job] = []
     for prompt in prompts:
         if not prompt:
             raise Refusal("the prompt is empty; give at least one token.", "messages" if ask.chat else "prompt")
-        resolved = pipeline.resolve(config, len(prompt))
+        seeds = range(seed + len(made), seed + len(made) + ask.n)
         made += [
-            Job(prompt, replace(resolved, seed=(seed + len(made) + k) % SEEDS), apart)
-            for k in range(ask.n)
-        ]  # fmt: skip
+            Job(prompt, config if one == config.seed else replace(config, seed=one % SEEDS), apart) for one in seeds
+        ]
     return made
 
 
@@ -89,7 +87,7 @@ def _only(messages: list[dict[str, str]]) -> str:
 
 
 def configured(pipeline: Pipeline, base: DecodeConfig, ask: Ask) -> tuple[DecodeConfig, Carry | None]:
-    """(the request's configuration, its carry if that is its own)."""
+    """(the request's configuration, its carry if that is its own). `base` names its carry."""
     try:
         config = replace(base, **ask.settings)
         stopped = pipeline.tokenizer is None and config.stop
@@ -97,7 +95,7 @@ def configured(pipeline: Pipeline, base: DecodeConfig, ask: Ask) -> tuple[Decode
         raise Refusal(str(error), _named(error, ask)) from None
     if stopped:
         raise Refusal("stop strings are texts, and this model has no tokenizer; leave stop out.", "stop")
-    carry = pipeline.resolve(base).travelling
+    carry = base.travelling
     if ask.carry and not carry.carries:
         raise Refusal(
             "this model is served without residual context; leave rcd.carry out, or serve it with --carry residual.",

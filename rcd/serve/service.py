@@ -87,7 +87,7 @@ class LocalService:
     def add(self, name: str, pipeline: Pipeline, config: DecodeConfig | None = None) -> None:
         """Serve one more model; `config`: the defaults of its requests."""
         config = config or DecodeConfig()
-        pipeline.resolve(config)  # refused before anybody asks
+        config = replace(config, carry=pipeline.resolve(config).carry)  # refused, and looked up, before anybody asks
         pipeline.loop = self._loop()
         words = Words(pipeline.tokenizer)
         self.models[name] = Served(name, pipeline, config, words, Counter())
@@ -129,11 +129,11 @@ class LocalService:
         try:
             served = self.named(ask.model)
             wanted = await jobs(served.pipeline, served.words, served.config, ask)
+            mailbox, readers = self._mailbox(served, wanted, ask)
             self._admit(served, wanted)
         except RCDError as error:
             yield [refused(error)]
             return
-        mailbox, readers = self._mailbox(served, wanted, ask)
         handles: list[Any] = []
         timers: list[asyncio.TimerHandle] = []
         self._open.add(mailbox)
@@ -177,16 +177,7 @@ class LocalService:
         loop = asyncio.get_running_loop()
         if self._bridge is None or self._bridge.loop is not loop:
             self._bridge = Bridge(loop)
-        model = served.pipeline.settings
-        canvases = None
-        if ask.drafts:
-            canvases = [
-                Canvas(
-                    index, served.words, job.config.new_tokens, frozenset(model.eos_token_ids), model.mask_token_id,
-                    ask.alternatives,
-                )
-                for index, job in enumerate(wanted)
-            ]  # fmt: skip
+        canvases = [_canvas(served, index, job, ask) for index, job in enumerate(wanted)] if ask.drafts else None
         mailbox = Mailbox(self._bridge, len(wanted), canvases, self.settings.drafts_kept)
         readers = [
             Reader(sink, served.words, job.config.stop, mailbox.began, ask)
@@ -235,6 +226,13 @@ def refused(error: RCDError) -> Refused:
     if "positions, but the model has" in message:
         return Refused(400, message, "max_tokens", "context_length_exceeded")
     return Refused(400, message)
+
+
+def _canvas(served: Served, index: int, job: Job, ask: Ask) -> Canvas:
+    model, length = served.pipeline.settings, served.pipeline.resolve(job.config, len(job.prompt)).new_tokens
+    return Canvas(
+        index, served.words, length, frozenset(model.eos_token_ids), model.mask_token_id, ask.alternatives
+    )  # fmt: skip
 
 
 def _load(pipeline: Pipeline) -> Load:

@@ -81,7 +81,12 @@ def test_a_reader_that_waits_is_woken_from_another_thread(pipelines: dict[str, P
 
     async def read() -> list[int]:
         box = Mailbox(Bridge(asyncio.get_running_loop()), 1)
-        asyncio.get_running_loop().run_in_executor(None, lambda: [box.sinks[0].put(event) for event in told])
+
+        def tell() -> None:
+            for event in told:
+                box.sinks[0].put(event)
+
+        asyncio.get_running_loop().run_in_executor(None, tell)
         ids: list[int] = []
         while True:
             await box.wait()
