@@ -1,4 +1,4 @@
-"""`python scripts/settings_tables.py`: write docs/decoding.md's tables of settings from the settings themselves."""
+"""`python scripts/settings_tables.py`: write the tables of settings in the docs from the settings themselves."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Any
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.request_settings import RequestSettings
+from rcd.serve.settings import ServeSettings
 from rcd.settings import Entry, entries
 
-PAGE = Path(__file__).parent.parent / "docs" / "decoding.md"
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = DOCS / "decoding.md"
+SERVING = DOCS / "serving.md"
 BEGIN, END = "<!-- settings: written by scripts/settings_tables.py -->", "<!-- settings: end -->"
 
 
@@ -26,6 +29,16 @@ def text() -> str:
     return "\n\n".join(f"{title}\n\n{table(found)}" for title, found in parts)
 
 
+def serving() -> str:
+    """The table of docs/serving.md: flags of `rcd serve`."""
+    rows = ["| flag | default | must be | what it is |", "|---|---|---|---|"]
+    for one in entries(ServeSettings):
+        name = one.name.replace("_", "-")
+        flag = f"--{name}` / `--no-{name}" if one.type is bool else f"--{name}"
+        rows.append(f"| `{flag}` | {_plain(one.default)} | {_must(one)} | {one.help} |")
+    return "\n".join(rows)
+
+
 def table(found: list[Entry]) -> str:
     rows = ["| setting | default | must be | what it is |", "|---|---|---|---|"]
     rows += [f"| `{one.name}` | {_plain(one.default)} | {_must(one)} | {one.help} |" for one in found]
@@ -37,7 +50,7 @@ def _plain(value: Any) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, int | float) else f"`{value}`"
+    return str(value) if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else f"`{value}`"
 
 
 def _must(entry: Entry) -> str:
@@ -51,12 +64,15 @@ def _must(entry: Entry) -> str:
     return kinds.get(entry.type, entry.bounds)
 
 
-def written(page: str) -> str:
-    """The page with today's tables."""
+def written(page: str, tables: str) -> str:
+    """The page with these tables."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{text()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
 
+
+PAGES = {PAGE: text, SERVING: serving}
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    for path, tables in PAGES.items():
+        path.write_text(written(path.read_text(), tables()))

@@ -88,11 +88,12 @@ class Given:
 
 
 def decoding(
-    *names: str, carry: bool = False, pairs: bool = True, **words: Any
+    *names: str, carry: bool = False, pairs: bool = True, also: str = "", **words: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command flags of these settings (`ALL`: of every one): what was given comes as `decoding`.
 
-    `carry`: flags of the residual carry's settings as well; `pairs`: `--set`, too. `words`, by a setting's name: what
+    `carry`: flags of the residual carry's settings as well; `pairs`: `--set`, too. `also`: another class of settings
+    (module:Class), whose flags that were given come as `also`, a dict. `words`, by a setting's name: what
     it is by default in this command, told in words, or a default of the command's own.
     """
 
@@ -104,6 +105,11 @@ def decoding(
             read = {name: kwargs.pop(name) for name in [*kwargs] if name in found}
             if context is not None:
                 read = {name: value for name, value in read.items() if _typed(context, name)}
+            if also:
+                others = {entry.name: entry for entry in _others(also)}
+                own_flags = {name: kwargs.pop(name) for name in [*kwargs] if name in others}
+                typed = {name: value for name, value in own_flags.items() if context and _typed(context, name)}
+                kwargs["also"] = {name: _value(others[name], value) for name, value in typed.items()}
             fixed = {name: value for name, value in words.items() if not isinstance(value, str)}
             read = fixed | {name: value for name, value in read.items() if value is not None}
             own = _carry_names() if carry else set[str]()
@@ -117,7 +123,7 @@ def decoding(
 
         def complete() -> Callable[..., Any]:
             """The command with all of its flags."""
-            command.__signature__ = _signature(function, _entries(names, carry), words, pairs)  # type: ignore[attr-defined]
+            command.__signature__ = _signature(function, _entries(names, carry), words, pairs, _others(also))  # type: ignore[attr-defined]
             return command
 
         command.__signature__ = _signature(function, [], words, pairs)  # type: ignore[attr-defined]
@@ -154,6 +160,16 @@ def _entries(names: Sequence[str], carry: bool) -> list[Entry]:
     return sorted(found, key=lambda entry: (panels.index(_panel(entry.name)), own.get(entry.name, -1)))
 
 
+def _others(also: str) -> list[Entry]:
+    """The settings of another class, named as module:Class."""
+    from importlib import import_module
+
+    from rcd.settings import entries
+
+    module, _, name = also.partition(":")
+    return entries(getattr(import_module(module), name)) if also else []
+
+
 def _residual() -> list[Entry]:
     from rcd import registry
     from rcd.settings import entries
@@ -173,7 +189,11 @@ def _panel(name: str) -> str | None:
 
 
 def _signature(
-    function: Callable[..., Any], entries: Sequence[Entry], words: dict[str, Any], pairs: bool
+    function: Callable[..., Any],
+    entries: Sequence[Entry],
+    words: dict[str, Any],
+    pairs: bool,
+    others: Sequence[Entry] = (),
 ) -> inspect.Signature:
     """The function's own, with the flags in place of `decoding`."""
     own = inspect.signature(function, eval_str=True)
@@ -181,12 +201,13 @@ def _signature(
     new = [_parameter(entry, words.get(entry.name), entry.name not in carry) for entry in entries]
     new += [inspect.Parameter("settings", kind, default=None, annotation=opt.Settings)] if pairs else []
     new += [inspect.Parameter("ctx", kind, annotation=typer.Context)]
-    parameters = [parameter.replace(kind=kind) for parameter in own.parameters.values()]
+    new += [_parameter(entry, words.get(entry.name), True, opt.SERVER) for entry in others]
+    parameters = [parameter.replace(kind=kind) for parameter in own.parameters.values() if parameter.name != "also"]
     place = next(number for number, parameter in enumerate(parameters) if parameter.name == "decoding")
     return own.replace(parameters=[*parameters[:place], *new, *parameters[place + 1 :]])
 
 
-def _parameter(entry: Entry, said: Any, shown: bool) -> inspect.Parameter:
+def _parameter(entry: Entry, said: Any, shown: bool, panel: str | None = None) -> inspect.Parameter:
     """A flag; its default is shown unless the carry of the checkpoint decides."""
     name = entry.flag or flag_of(entry.name)
     names = [name, *OTHER_NAMES.get(entry.name, ())]
@@ -195,7 +216,7 @@ def _parameter(entry: Entry, said: Any, shown: bool) -> inspect.Parameter:
     many = get_origin(entry.type) is tuple
     kind: Any = list[get_args(entry.type)[0]] if many else entry.type  # type: ignore[misc]
     default = None if many or not shown or isinstance(said, str) else entry.default if said is None else said
-    option = typer.Option(*names, help=_help(entry, said), rich_help_panel=_panel(entry.name))
+    option = typer.Option(*names, help=_help(entry, said), rich_help_panel=panel or _panel(entry.name))
     annotation = Annotated[kind | None, option]
     return inspect.Parameter(entry.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

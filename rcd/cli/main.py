@@ -24,6 +24,7 @@ from rcd.cli import (
     lm_eval,
     recall,
     reproduce,
+    serve,
     sweep,
     train,
 )
@@ -73,6 +74,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
+app.command("serve")(serve.serve)
 app.command("list")(listing.show)
 app.command("info")(info.info)
 app.command("eval")(evaluate.evaluate)

@@ -1,0 +1,48 @@
+"""The command `rcd serve`: its flags are the settings, and what is missing is told in a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from rcd.cli import serve
+from rcd.cli.flags import Given
+from rcd.cli.main import app
+from rcd.decode.config import DecodeConfig
+from rcd.errors import RCDError
+from rcd.serve.settings import ServeSettings
+from rcd.settings import entries
+
+
+def test_every_setting_of_the_server_is_a_flag() -> None:
+    shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
+    for entry in entries(ServeSettings):
+        assert f"--{entry.name.replace('_', '-')}" in shown, entry.name
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--port", "70000"], "port must be a whole number from 0 to 65535"),
+        (["--max-batch", "0"], "max_batch must be a whole number from 1 to 128"),
+        (["--threshold", "2"], "threshold must be in"),
+        (["--model", "a=x", "--model", "a=y"], "two models are named"),
+    ],
+)
+def test_what_a_flag_cannot_be_is_refused_before_a_model_is_read(args: list[str], message: str) -> None:
+    found = CliRunner().invoke(app, ["serve", *args])
+    assert isinstance(found.exception, RCDError) and message in str(found.exception)
+
+
+def test_without_the_extra_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "NEEDS", ("fastapi", "no_such_package"))
+    with pytest.raises(RCDError, match=r"needs no_such_package; install the extra: pip install .*\[serve\]"):
+        serve.check_extra()
+
+
+def test_flags_of_the_carry_leave_models_without_one_as_they_are() -> None:
+    base, given = DecodeConfig(), Given(carry={"t_res": 0.5})
+    assert serve.config_of(base, given, None, None) == base
+    changed = serve.config_of(base, given, None, {"name": "residual", "alpha_scale": 4})
+    assert changed.travelling.t_res == 0.5 and changed.travelling.alpha_scale == 4  # type: ignore[attr-defined]
+    assert serve.config_of(base, given, "residual", None).travelling.t_res == 0.5  # type: ignore[attr-defined]
