@@ -66,6 +66,7 @@ def demo(
     ] = None,
     pause: Annotated[float, typer.Option(min=0, help="Seconds to rest after each step of the live view.")] = 0.2,
     as_json: opt.Json = False,
+    web: Annotated[bool, typer.Option("--web", help="Show one problem in the browser instead.")] = False,
 ) -> None:
     """Answer fresh problems with the bundled SeqD and RCD models, side by side."""
     whole("problems", problems, least=1, most=MOST)
@@ -76,6 +77,9 @@ def demo(
     if picture is not None:
         _check_picture(picture)
     seed = secrets.randbelow(10**6) + 1 if seed is None else seed
+    if web:
+        _show(models, threshold, seed, as_json or picture is not None)
+        return
 
     from rcd.api import load
     from rcd.data.tasks.base import problems as draw
@@ -110,6 +114,20 @@ def demo(
     )
     for command in _own_problems(models, given[0], seed):
         console.print(command, style="bold", highlight=False, markup=False, soft_wrap=True)  # as it is pasted
+
+
+def _show(models: str, threshold: float, seed: int, others: bool) -> None:
+    """One problem on the page of `rcd serve`."""
+    if others:
+        raise RCDError("--web shows the page and prints no results; leave --json and --picture out.")
+    from rcd.cli.web import show
+    from rcd.data.tasks.base import problem
+
+    show(
+        {f"{models}-{side}": f"bundled:{models}-{side}" for side in SIDES},
+        problem(SETS[models][0], "test", 0, seed),
+        threshold,
+    )
 
 
 def _own_problems(models: str, shown: Problem, seed: int) -> list[str]:

@@ -107,12 +107,21 @@ def _health(app: FastAPI, service: Service, state: State, metrics: Metrics) -> N
         return Response(metrics.text(await service.load()), media_type=CONTENT_TYPE)
 
 
+class _Files(StaticFiles):
+    """A browser asks whether its copies are still good, so that no page is mixed from two versions."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["cache-control"] = "no-cache"
+        return response
+
+
 def _page(app: FastAPI) -> None:
     async def index(request: Request) -> Response:
-        return Response((PAGE / "index.html").read_bytes(), media_type="text/html")
+        return Response((PAGE / "index.html").read_bytes(), 200, {"cache-control": "no-cache"}, "text/html")
 
     app.router.add_route("/", index, methods=["GET"])
-    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+    app.mount("/page", _Files(directory=PAGE), name="page")
 
 
 async def _http_error(request: Request, error: Any) -> Response:

@@ -130,10 +130,14 @@ def _log_to_stderr() -> None:
 
 
 def run(
-    service: Service, settings: ServeSettings, keys: Sequence[str] = (), load: Callable[[], None] | None = None
+    service: Service,
+    settings: ServeSettings,
+    keys: Sequence[str] = (),
+    load: Callable[[], None] | None = None,
+    ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Serve until a signal. `load` brings the models, in a thread of its own, while the server says that it is loading;
-    its error ends the server."""
+    then `ready` is told its address. An error of either ends the server."""
     made, state = listen(settings), State(ready=load is None)
     warn_open(settings, keys)
     server = make(service, settings, keys, state)
@@ -145,6 +149,7 @@ def run(
             load()
             state.ready = True
             print(f"rcd: ready on {address(made)} (Ctrl-C ends)", file=sys.stderr, flush=True)
+            ready(address(made))
         except BaseException as error:
             failed.append(error)
             server.should_exit = True

@@ -229,3 +229,7 @@ def test_a_changed_asset_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "checksum differs" in refused()
     with pytest.raises(RCDError, match="unknown bundled model 'lada-rcd'"):
         bundled.folder_of("lada-rcd")
+
+
+def test_the_page_prints_no_results() -> None:
+    assert "leave --json" in refused("--web", "--json")
