@@ -57,7 +57,7 @@ class SlotModel:
     ):  # fmt: skip
         stock = passes == "stock" or (passes is None and misfit(model) is not None)
         self.model, self.settings = model, model.settings
-        self.parts = parts_for(model.device, apart)
+        self.parts = parts_for(model.device, model.codebook.dtype, apart)
         self.mask = mask
         self.backbone: Backbone
         if stock:

@@ -402,6 +402,12 @@ def test_a_gpu_without_triton_says_so_once(monkeypatch: pytest.MonkeyPatch) -> N
     kernels._say.cache_clear()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        parts = [kernels.parts_for(torch.device("cuda")) for _ in range(3)]
+        parts = [kernels.parts_for(torch.device("cuda"), torch.bfloat16) for _ in range(3)]
     assert [str(one.message).split(" (")[0] for one in told] == ["rcd: no Triton on this machine"]
     assert all(part.__name__ == "rcd.kernels.plain" for part in parts)
+
+
+def test_fp64_runs_through_the_plain_parts_on_a_gpu_too() -> None:
+    """The kernels add up in fp32, and would not compile for it."""
+    assert kernels.parts_for(torch.device("cuda"), torch.float64).__name__ == "rcd.kernels.plain"
+    assert kernels.parts_for(torch.device("cuda"), torch.float64, apart=True).__name__ == "rcd.kernels.apart"
