@@ -2,6 +2,7 @@
 
     python -m tests.equivalence.stress --threads 8 --calls 200
     python -m tests.equivalence.stress --cancel              # 1,000 requests, of which 200 are cancelled
+    python -m tests.equivalence.stress --device cuda         # fp64 on a GPU; alone are the answers of the CPU
 
 Settings are mixed; fp64, and fp32 with `batch_invariant`. What is cancelled is so after a seeded number of events.
 """
@@ -70,12 +71,13 @@ def settled(pipeline: rcd.Pipeline) -> None:
     assert all(not bool(served.rows.active.any()) for served in loop.engines)
 
 
-def pipelines(exact: bool) -> dict[str, rcd.Pipeline]:
+def pipelines(exact: bool, device: str = "cpu") -> dict[str, rcd.Pipeline]:
     made = {}
     for family in KINDS:
         pipeline = rcd.Pipeline(toy(family, seed=3, spread=4.0, tokenizer=toy_tokenizer(128)))
         if exact:
             pipeline.model.double()
+        pipeline.model.to(device)
         made[family] = pipeline
     return made
 
@@ -102,11 +104,11 @@ def answer(pipeline: rcd.Pipeline, prompt: list[int], chosen: DecodeConfig) -> t
     return result.text, result.ids, result.stop_reason, result.counts, told
 
 
-def calls(threads: int, each: int, exact: bool, seed: int = 0) -> int:
+def calls(threads: int, each: int, exact: bool, seed: int = 0, device: str = "cpu") -> int:
     """How many answers, given among others, differ from those given alone."""
     draw = random.Random(seed)
     asked = [[request(draw, exact) for _ in range(each)] for _ in range(threads)]
-    shared, alone = pipelines(exact), pipelines(exact)
+    shared, alone = pipelines(exact, device), pipelines(exact)
     got: list[list[Any]] = [[] for _ in range(threads)]
 
     def work(number: int) -> None:
@@ -179,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--calls", type=int, default=200, help="of every thread")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--cancel", action="store_true")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -189,8 +192,8 @@ def main() -> None:
         print(f"{given.requests} requests, a fifth cancelled, {given.rounds} rounds: {wrong} wrong; KiB {memory}")
         raise SystemExit(wrong > 0)
     total = 0
-    for exact in (True, False):
-        wrong = calls(given.threads, given.calls, exact)
+    for exact in (True, False) if given.device == "cpu" else (True,):
+        wrong = calls(given.threads, given.calls, exact, device=given.device)
         print(
             f"{given.threads} threads x {given.calls} calls, {'fp64' if exact else 'fp32'}: {wrong} wrong", flush=True
         )
