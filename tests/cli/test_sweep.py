@@ -288,7 +288,7 @@ def test_two_processes_and_an_interrupt(tmp_path: Path) -> None:
 def test_the_time_left_knows_slow_thresholds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, said = [0.0], list[str]()
     monkeypatch.setattr(cli.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(cli, "print", lambda text, **_: said.append(text), raising=False)
+    monkeypatch.setattr(cli, "show", lambda text, _: said.append(text))
     given = grid(tmp_path, [0.5, 1.0], 2)
     progress = cli.Progress(given, given.places, jobs=2)
     for done in range(1, 11):
