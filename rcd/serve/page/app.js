@@ -231,7 +231,9 @@ class App {
   fit() {
     const prompt = byId("prompt");
     prompt.style.height = "auto";
-    prompt.style.height = `${Math.min(prompt.scrollHeight + 2, document.body.dataset.state === "run" ? 84 : 220)}px`;
+    const { lineHeight, paddingTop } = getComputedStyle(prompt); // whole lines, so that none is cut in half
+    const most = (document.body.dataset.state === "run" ? 3 : 8) * parseFloat(lineHeight) + parseFloat(paddingTop);
+    prompt.style.height = `${Math.min(prompt.scrollHeight + 2, most)}px`;
   }
 
   // --- the address
