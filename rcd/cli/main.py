@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from rcd.cli import (
     ablate,
     bench,
+    bench_serve,
     calibrate,
     chat,
     contamination,
@@ -88,6 +89,7 @@ app.command("lm-eval")(lm_eval.lm_eval)
 app.command("contamination")(contamination.contamination)
 app.command("train")(train.train)
 app.command("export")(export.export)
+bench.app.command("serve")(bench_serve.serve)
 app.add_typer(bench.app, name="bench")
 
 

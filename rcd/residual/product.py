@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+HALVES = (torch.bfloat16, torch.float16)
+
 
 @cache
 def onednn() -> Any | None:
@@ -36,14 +38,28 @@ def maker() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
 
 
+def padded_rows(rows: int) -> int:
+    """How many rows are multiplied for so many. oneDNN compiles a product for every number of rows and keeps it, half a
+    megabyte each: a server, whose numbers change from step to step, would grow by hundreds of megabytes. So there are
+    four numbers between a power of two and the next (9 -> 10, 70 -> 80), and above 512 the multiples of 128."""
+    step = 1 << min(7, max(0, (rows - 1).bit_length() - 3))
+    return -(-rows // step) * step
+
+
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x times the transposed weight."""
-    if x.dtype == torch.float32 and x.device.type == "cpu" and x.numel() and not torch.is_grad_enabled():
-        fast = onednn()
-        if fast is not None:
-            found: Tensor = fast(x, weight, bias, "none", [], "")
-            return found
-    return functional.linear(x, weight, bias)
+    if x.device.type != "cpu" or torch.is_grad_enabled() or not x.numel():
+        return functional.linear(x, weight, bias)
+    fast = onednn() if x.dtype == torch.float32 else None
+    if fast is None and x.dtype not in HALVES:
+        return functional.linear(x, weight, bias)
+    rows = x.numel() // x.shape[-1]
+    more = padded_rows(rows) - rows
+    given = functional.pad(x.reshape(rows, -1), (0, 0, 0, more)) if more else x
+    found: Tensor = (
+        functional.linear(given, weight, bias) if fast is None else fast(given, weight, bias, "none", [], "")
+    )
+    return found[:rows].view(*x.shape[:-1], -1) if more else found
 
 
 def product_by(counts: list[int] | None, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from rcd.serve.pieces import Done
 from rcd.serve.service import Load
@@ -27,9 +28,11 @@ class Metrics:
 
     def __init__(self, running: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         by: Any = dict(registry=self.registry)
         self.requests = Counter("rcd_requests", "Requests by how they ended.", ["model", "outcome"], **by)
         Gauge("rcd_requests_running", "Requests that are being answered.", **by).set_function(running)
+        Gauge("rcd_tasks", "Tasks of the event loop.", **by).set_function(lambda: len(asyncio.all_tasks()))
         self.seconds = Histogram(
             "rcd_request_seconds", "From a request's body to the end of its answer.", ["model"], buckets=SECONDS, **by
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 from rcd.residual import chunked
 from rcd.residual.chunked import statistics
 from rcd.residual.distribution import without
+from rcd.residual.product import padded_rows, product
 from rcd.residual.reading import ChunkedReader
 from rcd.residual.shortcut import Regression
 
@@ -234,3 +235,19 @@ def test_ids_are_ruled_out_to_the_last_bit(ids: tuple[int, ...], kind: torch.dty
     found = without(logits, ids)
     assert found.dtype == kind
     assert torch.equal(found.nan_to_num(7.0)[0, 1:], want.nan_to_num(7.0)[0, 1:]) and torch.equal(found[1], want[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 8), (33, 8), (3, 23, 8), (600, 8)])
+def test_a_padded_product_is_the_product(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = (torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype) for size in (shape, (5, 8)))
+    with torch.inference_mode():
+        found = product(x, weight)
+    assert found.shape == (*shape[:-1], 5) and found.dtype == dtype
+    assert torch.allclose(found, torch.nn.functional.linear(x, weight), atol=1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_few_numbers_of_rows_are_multiplied() -> None:
+    """oneDNN keeps code for each of them."""
+    sizes = [padded_rows(rows) for rows in range(1, 2049)]
+    assert len({*sizes}) == 40 and all(rows <= size <= 1.25 * rows for rows, size in enumerate(sizes, 1))

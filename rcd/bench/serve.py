@@ -1,0 +1,292 @@
+"""What a server answers under load, beside the engine without a server: same prompts, same settings, same threads.
+
+In every round each way takes its turn, in an order that is drawn, so that noise falls on all alike and ratios are those
+of a round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any
+
+from rcd.api import Pipeline
+from rcd.bench.client import Answer, Server, closed_loop, fetch
+from rcd.bench.decode import Spread
+from rcd.decode.config import DecodeConfig
+from rcd.decode.events import Failed, Finished
+from rcd.decode.handle import Events
+from rcd.errors import RCDError, first_line
+from rcd.serve.parse import parse
+from rcd.serve.requests import Job, jobs
+from rcd.serve.settings import ServeSettings
+from rcd.serve.text import Words
+
+OFFLINE, PLAIN, STREAMED = "offline", "plain", "streamed"
+WARM_SECONDS = 2.0
+WARM_SHARE = 0.2
+"""Of a soak's requests: the slope of the memory is of those behind."""
+SAMPLES = 100
+IDLE = ("rcd_requests_running", "rcd_waiting", "rcd_serving", "rcd_tasks", "process_open_fds")
+"""What must be as before when all is answered."""
+SETTLING = 30.0
+"""Seconds in which it must."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is asked."""
+
+    prompts: Sequence[str]
+    chat: bool = False
+    more: dict[str, Any] = field(default_factory=dict)
+    """Further fields of every body."""
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+    def body(self, prompt: str, streamed: bool = False) -> dict[str, Any]:
+        asked = {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
+        stream = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
+        return {"temperature": 0, **asked, **stream, **self.more}
+
+    def bodies(self, streamed: bool) -> list[bytes]:
+        return [json.dumps(self.body(prompt, streamed)).encode() for prompt in self.prompts]
+
+
+@dataclass(frozen=True)
+class Round:
+    """What one way answered in its turn."""
+
+    seconds: float
+    answers: list[Answer]
+    """Those that ended in time, and those that failed."""
+
+    @property
+    def good(self) -> list[Answer]:
+        return [one for one in self.answers if one.error is None and one.status in (0, 200)]
+
+    @property
+    def rate(self) -> float:
+        return len(self.good) / self.seconds
+
+
+@dataclass
+class Figure:
+    """What was measured of one way of asking: medians over rounds, in brackets the quartiles."""
+
+    server: str
+    how: str
+    clients: int
+    rounds: list[Round] = field(default_factory=list)
+    offline: list[Round] = field(default_factory=list)
+    """Of the engine alone, in the same rounds."""
+    texts: Sequence[str] = ()
+    """The answer that each prompt should get; none where that is not known."""
+
+    def to_json(self) -> dict[str, Any]:
+        good = [one for part in self.rounds for one in part.good]
+        lost = [one for part in self.rounds for one in part.answers if one.error is not None or one.status >= 400]
+        other = [one for one in good if self.texts and one.text != self.texts[one.request % len(self.texts)]]
+        rates = Spread.of([part.rate for part in self.rounds])
+        tokens = Spread.of([sum(one.tokens for one in part.good) / part.seconds for part in self.rounds])
+        found: dict[str, Any] = {
+            "server": self.server, "how": self.how, "clients": self.clients, "answered": len(good), "lost": len(lost),
+            "other_text": len(other), "requests_per_second": _spread(rates), "tokens_per_second": _spread(tokens),
+            "latency_ms": _percentiles([one.seconds for one in good if one.seconds]),
+            "first_text_ms": _percentiles([one.first for one in good if one.first is not None]),
+            "between_texts_ms": _percentiles([gap for one in good for gap in one.gaps]),
+            "error": lost[0].error or f"status {lost[0].status}" if lost else None,
+        }  # fmt: skip
+        if self.offline:
+            ratio = Spread.ratio([part.rate for part in self.rounds], [part.rate for part in self.offline])
+            found["over_offline"] = _spread(ratio)
+        return found
+
+
+def _spread(one: Spread) -> list[float]:
+    return [round(value, 4) for value in (one.median, one.low, one.high)]
+
+
+def _percentiles(seconds: Sequence[float]) -> list[float] | None:
+    """[p50, p99] in milliseconds."""
+    if len(seconds) < 2:
+        return None
+    cuts = quantiles(seconds, n=100, method="inclusive")
+    return [round(cuts[49] * 1000, 2), round(cuts[98] * 1000, 2)]
+
+
+def jobs_of(pipeline: Pipeline, load: Load, config: DecodeConfig) -> list[Job]:
+    """Prompts and settings as the server makes them of the same bodies."""
+    bounds, words = ServeSettings(), Words(pipeline.tokenizer)
+    most = dict(max_n=1, max_prompts=1, max_messages=1, most_tokens=bounds.most_tokens)
+    asks = [parse(body, load.chat, **most) for body in load.bodies(False)]
+    return [asyncio.run(jobs(pipeline, words, config, ask))[0] for ask in asks]
+
+
+def offline(pipeline: Pipeline, asked: Sequence[Job], rows: int, seconds: float) -> Round:
+    """The engine with all rows in use: as many more requests wait as it has rows."""
+    events: Events = queue.SimpleQueue()
+    number, began, answers = 0, time.perf_counter(), list[Answer]()
+
+    def submit() -> None:
+        nonlocal number
+        job = asked[number % len(asked)]
+        pipeline.submit(job.prompt, job.config, row=number, rows=rows, wait=True, events=events)
+        number += 1
+
+    for _ in range(2 * rows):
+        submit()
+    left = number
+    while left:
+        event = events.get()
+        if isinstance(event, BaseException):
+            raise event
+        if isinstance(event, Failed):
+            raise RCDError(event.message)
+        assert isinstance(event, Finished)
+        left -= 1
+        now = time.perf_counter()
+        made = pipeline.generation(event, now - began)
+        if now - began < seconds:
+            answers.append(Answer(event.row, text=made.text, tokens=len(made.ids), ended=now))
+            submit()
+            left += 1
+    return Round(seconds, answers)
+
+
+def loaded(server: Server, load: Load, how: str, clients: int, seconds: float) -> Round:
+    """A closed loop; what ends behind the last second does not count."""
+    began = time.perf_counter()
+    answers = asyncio.run(closed_loop(server, load.bodies(how == STREAMED), clients, seconds=seconds))
+    kept = [one for one in answers if one.ended - began <= seconds or one.error is not None or one.status != 200]
+    return Round(seconds, kept)
+
+
+def compare(
+    servers: dict[str, Server], load: Load, clients: Sequence[int], seconds: float, rounds: int,
+    alone: Callable[[float], Round] | None = None, texts: Sequence[str] = (),
+) -> list[Figure]:  # fmt: skip
+    """`alone`: the engine without a server; `texts`: the right answers, by prompt."""
+    figures = {
+        (name, how, count): Figure(name, how, count, texts=texts)
+        for name in servers for count in clients for how in (PLAIN, STREAMED)
+    }  # fmt: skip
+    base = Figure("-", OFFLINE, 0, texts=texts)
+    for name, how, count in figures:  # engines are made, prompts' blocks are kept
+        loaded(servers[name], load, how, count, min(seconds, WARM_SECONDS))
+    if alone is not None:
+        alone(min(seconds, WARM_SECONDS))
+    for _ in range(rounds):
+        for turn in random.sample([None, *figures], len(figures) + 1):
+            if turn is None:
+                if alone is not None:
+                    base.rounds.append(alone(seconds))
+                continue
+            name, how, count = turn
+            figures[turn].rounds.append(loaded(servers[name], load, how, count, seconds))
+    for figure in figures.values():
+        figure.offline = base.rounds
+    return [*([base] if base.rounds else []), *figures.values()]
+
+
+@dataclass(frozen=True)
+class Soak:
+    """What so many requests left behind."""
+
+    answered: int
+    lost: int
+    other_text: int
+    bytes_per_request: float
+    """The slope of the process's memory over the requests behind the first fifth."""
+    first_mib: float
+    last_mib: float
+    left: dict[str, list[float]]
+    """By gauge: [before, after], of those that differ when all is answered."""
+
+    def to_json(self) -> dict[str, Any]:
+        return self.__dict__
+
+
+def soak(server: Server, load: Load, clients: int, requests: int, texts: Sequence[str] = ()) -> Soak:
+    """Plain and streamed requests in turns, memory looked at between them."""
+    memory = list[tuple[int, float]]()
+
+    async def sample(count: int) -> None:
+        memory.append((count, gauges(await fetch(server, "/metrics"))["process_resident_memory_bytes"]))
+
+    async def run() -> tuple[list[Answer], dict[str, float], dict[str, float]]:
+        mixed = [body for pair in zip(load.bodies(False), load.bodies(True), strict=True) for body in pair]
+        before = gauges(await fetch(server, "/metrics"))
+        found = await closed_loop(
+            server, mixed, clients, requests=requests, every=max(1, requests // SAMPLES), sample=sample
+        )
+        until = time.monotonic() + SETTLING
+        while (after := gauges(await fetch(server, "/metrics"))) and time.monotonic() < until:
+            if all(after.get(name, 0) <= before.get(name, 0) for name in IDLE):
+                break
+            await asyncio.sleep(0.2)
+        return found, before, after
+
+    answers, before, after = asyncio.run(run())
+    good = [one for one in answers if one.error is None and one.status == 200]
+    other = [one for one in good if texts and one.text != texts[one.request // 2 % len(texts)]]
+    late = [(count, size) for count, size in memory if count >= WARM_SHARE * requests]
+    if len(late) < 2:
+        raise RCDError(f"{requests} requests are too few to see what memory does; give 100 or more.")
+    left = {
+        name: [before.get(name, 0.0), after.get(name, 0.0)]
+        for name in IDLE if after.get(name, 0.0) > before.get(name, 0.0)
+    }  # fmt: skip
+    return Soak(
+        len(good), len(answers) - len(good), len(other), round(slope(late), 1), round(memory[0][1] / 2**20, 1),
+        round(memory[-1][1] / 2**20, 1), left,
+    )  # fmt: skip
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Of the straight line through the points, by least squares."""
+    xs, ys = zip(*points, strict=True)
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a in xs)
+
+
+def gauges(text: str) -> dict[str, float]:
+    """Prometheus's text as numbers, summed over labels."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            name, _, value = line.rpartition(" ")
+            name = name.partition("{")[0]
+            found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+@contextmanager
+def started(model: str, flags: Sequence[str]) -> Iterator[str]:
+    """`rcd serve` in a process of its own, on a free port of this machine."""
+    command = [sys.executable, "-m", "rcd", "serve", "--model", model, "--port", "0", "--no-access-log", *flags]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    try:
+        said = []
+        for line in child.stderr:
+            said.append(line.strip())
+            if "ready on " in line:
+                yield line.split("ready on ")[1].split(" ")[0].rstrip("/")
+                break
+        else:
+            raise RCDError(f"rcd serve did not start ({first_line(RCDError(said[-1] if said else ''))}).")
+    finally:
+        child.terminate()
+        child.communicate()
