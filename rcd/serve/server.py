@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -12,11 +13,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from rcd.errors import RCDError, reason
 from rcd.serve.app import State, create_app
+from rcd.serve.connection import Connection
 from rcd.serve.guard import LOG, loopback
 from rcd.serve.service import Service
 from rcd.serve.settings import ServeSettings
@@ -114,8 +117,9 @@ def make(service: Service, settings: ServeSettings, keys: Sequence[str] = (), st
     """A server that is not running yet."""
     state = state or State()
     app = create_app(service, settings, keys, state)
+    connection: Any = functools.partial(Connection, head_seconds=settings.body_timeout, taking_seconds=settings.timeout)
     config = uvicorn.Config(
-        app, lifespan="off", ws="none", access_log=False, log_level="warning", server_header=False,
+        app, http=connection, lifespan="off", ws="none", access_log=False, log_level="error", server_header=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(TELLING), backlog=BACKLOG,
     )  # fmt: skip
     return Server(config, service, state, settings.drain)

@@ -53,6 +53,8 @@ def test_a_page_of_another_name_cannot_call_a_server_without_a_key(make_api: Any
         assert api.get("/health", headers={"host": host}).status_code == 200
     for host in ("evil.example.org", "localhost.evil.org", "127.0.0.1.evil.org"):
         assert api.get("/v1/models", headers={"host": host}).status_code == 403
+    for hosts in (("localhost", "evil.example.org"), ("evil.example.org", "localhost"), ("",)):
+        assert api.get("/v1/models", headers=[("host", host) for host in hosts]).status_code == 403
     assert make_api("words-rcd", keys=("k",)).get("/health", headers={"host": "evil.example.org"}).status_code == 200
     assert make_api("words-rcd", host="0.0.0.0").get("/health", headers={"host": "a.org"}).status_code == 200
 
@@ -75,6 +77,10 @@ def test_bodies_are_json_and_bounded(make_api: Any) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = api.post("/v1/completions", content=b"{}", headers={"content-type": kind})
         assert answer.status_code == 415
+    for coding, status in (("gzip", 415), ("gzip, identity", 415), ("identity", 400)):
+        headers = {"content-type": "application/json", "content-encoding": coding}
+        answer = api.post("/v1/completions", content=b"{}", headers=headers)
+        assert answer.status_code == status and (status == 400 or "Content-Encoding" in answer.text)
     big = b'{"prompt": "' + b"x" * 10_000_000 + b'"}'
     answer = api.post("/v1/completions", content=big, headers={"content-type": "application/json"})
     assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large"
@@ -111,6 +117,8 @@ def test_unknown_paths_and_methods_answer_in_the_same_shape(api: Api) -> None:
         assert answer.status_code == status
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
     assert api.get("/v1/completions").headers["allow"] == "POST"
+    for path in ("/v1/completions/", "/health/"):  # a redirect would name the host and the scheme that the client gave
+        assert api.get(path).status_code == api.post(path, {"prompt": QUESTION}).status_code == 404
 
 
 def test_the_log_tells_of_a_request_without_its_prompt_and_cannot_be_forged(
