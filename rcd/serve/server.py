@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import signal
 import socket
 import sys
@@ -70,10 +71,17 @@ class Server(uvicorn.Server):
         self._service, self._state, self._drain = service, state, drain
         self.loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
+        self.begin: Callable[[], None] = lambda: None
+        """Called when it listens, and signals are heard."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.begin()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -93,8 +101,10 @@ class Server(uvicorn.Server):
         self.loop.call_soon_threadsafe(self.end)
 
     def end(self) -> None:
-        """Let what runs finish, then end; when called again, at once."""
+        """Let what runs finish, then end; when called again, tell the others and end at once."""
         if self._draining is not None:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # no traceback for everyone who is cut off
+            self._telling = asyncio.ensure_future(self._service.stop())
             self.should_exit = self.force_exit = True
             return
         self._state.draining = True
@@ -161,9 +171,13 @@ def run(
     sys.setswitchinterval(SWITCH)
     if settings.access_log:
         _log_to_stderr()
+    loader = threading.Thread(target=loading, name="rcd-load", daemon=True)
     if load is not None:
-        threading.Thread(target=loading, name="rcd-load", daemon=True).start()
+        server.begin = loader.start
     with made:
         server.run(sockets=[made])
     if failed:
         raise failed[0]
+    if loader.is_alive():  # the end of the interpreter would find it in the midst of torch, and abort
+        sys.stderr.flush()
+        os._exit(0)

@@ -24,7 +24,7 @@ from rcd.serve import memory
 from rcd.serve.server import listen, run
 from rcd.serve.service import LocalService
 from rcd.serve.settings import ServeSettings
-from tests.processes import FAILSAFE
+from tests.processes import FAILSAFE, GatedChild
 from tests.serve.conftest import QUESTION, Api, Running, chunks, said
 
 LONG: dict[str, Any] = {"prompt": QUESTION, "max_tokens": 200, "rcd": {"threshold": 1.0}}
@@ -291,12 +291,16 @@ def test_at_sigterm_running_requests_finish_and_new_ones_are_refused() -> None:
     assert process.wait(FAILSAFE) == 0
 
 
-def test_at_the_end_of_the_limit_the_others_are_told(run_server: Any, gate: Gate) -> None:
-    running: Running = run_server("words-rcd", drain=0.0)
+@pytest.mark.parametrize(("drain", "signals"), [(0.0, 1), (FAILSAFE, 2), (FAILSAFE, 5)])
+def test_at_the_end_of_the_limit_or_at_a_second_signal_the_others_are_told(
+    run_server: Any, gate: Gate, drain: float, signals: int
+) -> None:
+    running: Running = run_server("words-rcd", drain=drain)
     clients = [sent(running, {**LONG, "stream": stream}) for stream in (True, False)]
     until(lambda: len(running.service._open) == 2 and gate.reached.is_set())
     assert running.server.loop is not None
-    running.server.loop.call_soon_threadsafe(running.server.end)
+    for _ in range(signals):
+        running.server.loop.call_soon_threadsafe(running.server.end)
     told = []
     for client in clients:
         text = b""
@@ -306,6 +310,15 @@ def test_at_the_end_of_the_limit_the_others_are_told(run_server: Any, gate: Gate
     assert told[0].startswith(b"HTTP/1.1 200 ") and b'"code":"shutting_down"' in told[0] and b"[DONE]" not in told[0]
     assert told[1].startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in told[1]
     gate.open.set()
+
+
+def test_a_signal_while_models_are_loaded_ends_the_process_at_once() -> None:
+    """The thread that loads stands in the midst of it, and will for ever."""
+    with GatedChild(["serve", "--port", "0", "--model", "bundled:words-rcd"], "rcd.serve.memory:check_room") as child:
+        child.arrive()
+        child.send(signal.SIGTERM)
+        code, _, heard = child.finish()
+    assert code == 0 and not heard
 
 
 def test_without_a_model_that_fits_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
