@@ -212,6 +212,22 @@ def test_a_request_that_waits_too_long_for_a_row_is_given_up(make_api: Any, gate
     assert second.json()["error"]["code"] == "queue_timeout"
 
 
+def test_a_request_too_long_for_the_cache_is_refused_alone(make_api: Any, gate: Gate) -> None:
+    """It stands in no line: those behind it that fit are answered."""
+    api: Api = make_api("words-rcd", cache_memory=1_000_000)
+
+    async def ask(client: httpx.AsyncClient) -> Any:
+        bodies = [{"prompt": QUESTION, "max_tokens": 200}, {"prompt": "Leo", "max_tokens": 2}] * 3
+        answers = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for body in bodies]
+        await asyncio.to_thread(gate.reached.wait, FAILSAFE)
+        gate.open.set()
+        return await asyncio.gather(*answers)
+
+    long, short = (answers := api.run(ask))[::2], answers[1::2]
+    assert [answer.status_code for answer in short] == [200] * 3
+    assert {answer.status_code for answer in long} == {400} and "MiB of cache" in long[0].text
+
+
 def test_many_requests_at_once_are_all_answered_and_none_is_mixed_up(running: Running) -> None:
     from rcd.data.tasks.base import problems
 
