@@ -38,7 +38,8 @@ class Connection(HttpToolsProtocol):
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._late, self._stuck = _stopped(self._late), _stopped(self._stuck)
+        _stop(self._late)
+        _stop(self._stuck)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -52,7 +53,7 @@ class Connection(HttpToolsProtocol):
         self._expect_head()
 
     def on_headers_complete(self) -> None:
-        self._late = _stopped(self._late)
+        _stop(self._late)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -61,7 +62,7 @@ class Connection(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         self._left = MOST_HEAD
-        _stopped(self._late)
+        _stop(self._late)
         self._late = self.loop.call_later(self._head_seconds, self._refuse, LATE)
 
     def _refuse(self, refused: Refused) -> None:
@@ -83,7 +84,7 @@ class Connection(HttpToolsProtocol):
     def resume_writing(self) -> None:
         super().resume_writing()
         if not self.transport.is_closing():
-            self._stuck = _stopped(self._stuck)
+            _stop(self._stuck)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -96,10 +97,10 @@ class Connection(HttpToolsProtocol):
 
     def _taken_in_time(self) -> None:
         """A closed connection lives on until its client has taken the rest."""
-        _stopped(self._stuck)
+        _stop(self._stuck)
         self._stuck = self.loop.call_later(self._taking_seconds, self.transport.abort)
 
 
-def _stopped(timer: asyncio.TimerHandle | None) -> None:
+def _stop(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()

@@ -132,7 +132,7 @@ def test_a_client_that_takes_nothing_is_dropped_whatever_state_it_is_in() -> Non
         connection, wire, _ = connected()
         connection.pause_writing()
         connection.resume_writing()
-        assert connection._stuck is None and not wire.closing
+        assert connection._stuck is not None and connection._stuck.cancelled() and not wire.closing
 
     asyncio.run(dropped("pause_writing"))
     asyncio.run(dropped("timeout_keep_alive_handler"))  # it was closed, and takes no more of the rest
