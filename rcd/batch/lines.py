@@ -61,10 +61,17 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is no number in JSON")
 
 
+DEEP = 64
+"""Levels that stand above an id, and more, where its record is written and read again."""
+
+
 def repeatable(value: Any) -> Any:
     """An id that can be written as it was read."""
+    nested = value
+    for _ in range(DEEP):
+        nested = [nested]
     try:
-        json.dumps([[value]], allow_nan=False)
+        json.dumps(nested, allow_nan=False)
     except (ValueError, RecursionError) as error:  # a number too large for any, or lists in lists in lists
         raise RCDError("its id cannot be repeated as JSON; take a text or a number.") from error
     return value
@@ -147,7 +154,11 @@ class Input:
 
     def __init__(self, path: str | Path) -> None:
         self.path = None if str(path) == STREAM else Path(path)
-        if self.path is not None and self.path.is_dir():
+        try:
+            folder = self.path is not None and self.path.is_dir()
+        except OSError as error:  # such as a name that is too long
+            raise self._unreadable(error) from error
+        if folder:
             raise RCDError(f"{self.path} is a folder; give a JSONL file as --input.")
 
     @property
@@ -193,4 +204,7 @@ class Input:
             with open(sys.stdin.fileno(), "rb", closefd=False) if self.path is None else self.path.open("rb") as file:
                 yield file
         except OSError as error:
-            raise RCDError(f"the input {self.name} cannot be read ({reason(error)}); give another file.") from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> RCDError:
+        return RCDError(f"the input {self.name} cannot be read ({reason(error)}); give another file.")

@@ -26,7 +26,6 @@ from rcd.evaluate.wording import counted
 from rcd.terminal import neutral_json
 
 WHAT = "the answers"
-_NUMBER = re.compile(rb'\{"line": (\d+)[,}]')
 NAMED = 10
 """So many bad lines are named."""
 
@@ -68,9 +67,8 @@ class Records:
             for place, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     break
-                found = _NUMBER.match(line)
-                number = int(found.group(1)) if found else 0
-                if not (found and line.endswith(b"}\n") and 0 < number < len(self._offset)):
+                number = _number(line)
+                if not 0 < number < len(self._offset):
                     raise RCDError(
                         f"line {place} of {path} is damaged; delete the line and run the same command again."
                     )
@@ -89,6 +87,16 @@ class Records:
                     yield file.readline().decode()
 
 
+def _number(line: bytes) -> int:
+    """Of a record; 0 where it is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return 0
+    number = record.get("line") if isinstance(record, dict) else None
+    return number if type(number) is int else 0
+
+
 class Output:
     """The file of answers, and what stands beside it."""
 
@@ -96,13 +104,13 @@ class Output:
         self.path, self.scan = Path(path), scan
         self.settings = {**settings, "input_lines": scan.count, "input_digest": scan.digest}
         self.run = self.path.with_name(f"{self.path.name}.run.json")
-        if self.path.is_dir():
-            raise RCDError(f"{self.path} is a folder; give a file as --output.")
 
     def claim(self) -> None:
         """Take the file for these settings, or go on where the same ones stopped. One process calls it, before any
         other reads or writes."""
         try:
+            if self.path.is_dir():
+                raise RCDError(f"{self.path} is a folder; give a file as --output.")
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if self.run.exists():
                 self._check()
@@ -120,7 +128,7 @@ class Output:
         try:
             run = json.loads(self.run.read_text(encoding="utf-8"))
             held, wanted = comparable(run, self.settings), comparable(self.settings, run)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise RCDError(f"{self.run} is damaged; choose another --output.") from error
         other = differing(held, wanted)
         told = [f"{key}: {held.get(key)!r} -> {wanted.get(key)!r}" for key in other if not key.startswith("input")]

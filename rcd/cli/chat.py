@@ -71,6 +71,10 @@ def _talk(session: Session) -> None:
                 _answer(session, text)
         except Quit:
             return
+        except KeyboardInterrupt:  # of a turn, before or behind its decoding as well
+            if not sys.stdin.isatty():
+                raise
+            show("stopped", sys.stderr)
         except RCDError as error:
             show(f"rcd: {error}", sys.stderr)
 

@@ -3,6 +3,8 @@ with one line and 130."""
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from typing import Any
 
@@ -31,7 +33,7 @@ from rcd.cli import (
 )
 from rcd.cli.flags import completed
 from rcd.cli.options import Interrupted, keeping
-from rcd.errors import RCDError, out_of_memory
+from rcd.errors import RCDError, out_of_memory, reason
 from rcd.terminal import show
 
 
@@ -102,7 +104,24 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
         raise typer.Exit
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def open_closed() -> None:
+    """A standard stream that the caller closed is an empty one: nothing to read, and what is written is nobody's. A
+    file that is opened later would take its number, and what libraries print would go into that file."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (open as long as the process)
+
+
+def drop_output() -> None:
+    """What is still to be written cannot be; the interpreter would try it again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
+    open_closed()
     try:
         app()
     except RCDError as error:
@@ -119,7 +138,14 @@ def main() -> None:
         show(f"rcd: interrupted{f'; {error}' if str(error) else ''}", sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
+        drop_output()
         sys.exit(1)
+    except OSError as error:
+        if error.filename is not None or error.errno not in FULL:
+            raise
+        drop_output()
+        show(f"rcd: the output cannot be written ({reason(error)}); make room, or write it elsewhere.", sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

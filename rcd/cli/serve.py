@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rcd.decode.config import DecodeConfig
 
 BUNDLED = ("words-rcd", "words-seqd", "sdar-rcd", "sdar-seqd", "llada-rcd", "llada-seqd")
-NEEDS = ("fastapi", "uvicorn", "prometheus_client")
+NEEDS = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 
 
 @decoding(ALL, carry=True, also="rcd.serve.settings:ServeSettings")

@@ -63,6 +63,12 @@ class DecodeLoop:
         Where as many wait as may, the call waits for room, or is refused."""
         if threading.current_thread() is self._thread:  # it would wait for itself
             raise RCDError("a probe cannot decode with the pipeline that it watches; do it when the call is over.")
+        if not self._allowed(plan, 1, plan.capacity):  # told before it stands in a line with those that fit
+            needed, most = plan.size(1, plan.capacity) / 2**20, (self.memory or 0) / 2**20
+            raise RCDError(
+                f"a text of {plan.capacity} positions needs {needed:.2f} MiB of cache and {most:.2f} may be used; "
+                "shorten it."
+            )
         handle = Handle(request, self, events)
         with self._changed:
             while self.waiting >= self.most_waiting and not self._closed:
@@ -164,9 +170,6 @@ class DecodeLoop:
         while rows > 1 and not self._allowed(plan, rows, plan.capacity):
             rows -= 1
         needed = plan.size(rows, plan.capacity)
-        if not self._allowed(plan, rows, plan.capacity):
-            most = f"{(self.memory or 0) / 2**20:.0f} may be used; shorten it."
-            raise RCDError(f"a text of {plan.capacity} positions needs {needed / 2**20:.0f} MiB of cache and {most}")
         if not self._cleared(line, needed):
             return None
         self.made += 1

@@ -32,11 +32,11 @@ class Journal:
         has the file is done with it, instead of a refusal."""
         self.path, self.what = path, what
         try:
-            repair(path)
             self._file = path.open("a", encoding="utf-8")
+            _lock(self._file, path, wait)
+            repair(path)  # what another process is still writing is not half-written
         except OSError as error:
             raise unwritable(what, path.parent, error, ROOM) from error
-        _lock(self._file, path, wait)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
         """Written and flushed to the disk before this returns."""
@@ -48,7 +48,10 @@ class Journal:
             raise unwritable(self.what, self.path.parent, error, ROOM) from error
 
     def close(self) -> None:
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # what could not be written is tried once more
+            raise unwritable(self.what, self.path.parent, error, ROOM) from error
 
 
 def _lock(file: Any, path: Path, wait: bool) -> None:
@@ -91,4 +94,6 @@ def write_whole(path: Path, text: str | Iterable[str]) -> None:
     scratch = path.with_name(f".{path.name}.writing")
     with scratch.open("w", encoding="utf-8") as file:
         file.writelines([text] if isinstance(text, str) else text)
+        file.flush()
+        os.fsync(file.fileno())  # or a power cut could leave the new name without its content
     scratch.replace(path)

@@ -21,8 +21,6 @@ STREAM = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),
 ]
-STUCK = 60.0
-"""Seconds behind a request's deadline in which its client must have read the end of the answer."""
 
 
 class Gone(Exception):
@@ -35,6 +33,8 @@ async def body(scope: Any, receive: Any, settings: ServeSettings) -> bytes:
     kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         raise Refusal("the body is sent as application/json; say so in Content-Type.", status=415)
+    if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+        raise Refusal("the body is compressed, which is not read here; send it without Content-Encoding.", status=415)
     most = settings.max_body
     length = headers.get(b"content-length", b"0")
     too_long = Refusal(f"the body has more than {most} bytes; send less.", status=413, code="body_too_large")
@@ -92,13 +92,12 @@ class Answering:
         gone = asyncio.ensure_future(receive())
         leave = lambda _: task.cancel()  # noqa: E731
         gone.add_done_callback(leave)
-        stuck = task.get_loop().call_later(self._settings.timeout + STUCK, task.cancel)
         self._state.running += 1
         pieces = self._service.pieces(ask)
         try:
             call.outcome = await self._tell(ask, call, pieces, send, began)
         except asyncio.CancelledError:
-            if not gone.done():  # the server ends, or nobody reads what is sent
+            if not gone.done():  # the server ends
                 call.outcome = "cancelled"
                 raise
             task.uncancel()
@@ -109,7 +108,6 @@ class Answering:
         finally:
             gone.remove_done_callback(leave)
             gone.cancel()
-            stuck.cancel()
             await pieces.aclose()  # type: ignore[attr-defined]
             self._state.running -= 1
             self._metrics.requests.labels(call.model, call.outcome or "failed").inc()

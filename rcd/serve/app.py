@@ -34,7 +34,9 @@ def create_app(
     """`keys`: those that are let in; none: everybody is."""
     asked, state = settings or ServeSettings(), state or State()
     metrics = Metrics(lambda: state.running)
-    app = FastAPI(title="rcd serve", version=rcd.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="rcd serve", version=rcd.__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )  # fmt: skip
     app.state.rcd, app.state.service, app.state.metrics = state, service, metrics
     for path, chat in (("/v1/completions", False), ("/v1/chat/completions", True)):
         app.router.add_route(path, _endpoint(Answering(service, asked, metrics, state, chat)), methods=["POST"])
@@ -126,8 +128,9 @@ def _page(app: FastAPI) -> None:
 
 async def _http_error(request: Request, error: Any) -> Response:
     """Unknown paths and methods, in OpenAI's shape."""
+    path = request.scope["path"][:200]
     message = {
-        404: f"there is no {request.url.path[:200]} here; /v1/models, /v1/completions and /v1/chat/completions are.",
+        404: f"there is no {path} here; /v1/models, /v1/completions and /v1/chat/completions are.",
         405: "this path is not asked by that method.",
     }.get(error.status_code, str(error.detail))
     return _json(Refused(error.status_code, message), dict(error.headers or {}))

@@ -111,8 +111,8 @@ class Guard:
     def _refused(self, scope: Any, headers: dict[bytes, bytes]) -> Refused | None:
         path = scope["path"]
         if self._hosts is not None:
-            host = headers.get(b"host", b"localhost").decode("latin-1").lower()
-            if re.sub(r":\d+$", "", host) not in self._hosts:
+            given = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
+            if not {re.sub(r":\d+$", "", host) for host in given} <= self._hosts:
                 return Refused(
                     403, "this server is not called by that name; use localhost, or allow it with --allow-host.", None,
                     "unknown_host",

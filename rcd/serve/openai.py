@@ -14,7 +14,8 @@ from rcd.serve.schema import Ask
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "invalid_request_error",
     405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
-    429: "rate_limit_error", 500: "server_error", 503: "server_error", 504: "timeout_error",
+    429: "rate_limit_error", 431: "invalid_request_error", 500: "server_error", 503: "server_error",
+    504: "timeout_error",
 }  # fmt: skip
 REASONS = {"eos": "stop", "stop": "stop", "length": "length"}
 END = b"data: [DONE]\n\n"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
+import os
 import signal
 import socket
 import sys
@@ -12,11 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from rcd.errors import RCDError, reason
 from rcd.serve.app import State, create_app
+from rcd.serve.connection import Connection
 from rcd.serve.guard import LOG, loopback
 from rcd.serve.service import Service
 from rcd.serve.settings import ServeSettings
@@ -67,10 +71,17 @@ class Server(uvicorn.Server):
         self._service, self._state, self._drain = service, state, drain
         self.loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._telling: asyncio.Task[None] | None = None
+        self.begin: Callable[[], None] = lambda: None
+        """Called when it listens, and signals are heard."""
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self.loop = asyncio.get_running_loop()
         await super().serve(sockets)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.begin()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -90,8 +101,10 @@ class Server(uvicorn.Server):
         self.loop.call_soon_threadsafe(self.end)
 
     def end(self) -> None:
-        """Let what runs finish, then end; when called again, at once."""
+        """Let what runs finish, then end; when called again, tell the others and end at once."""
         if self._draining is not None:
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # no traceback for everyone who is cut off
+            self._telling = asyncio.ensure_future(self._service.stop())
             self.should_exit = self.force_exit = True
             return
         self._state.draining = True
@@ -114,8 +127,9 @@ def make(service: Service, settings: ServeSettings, keys: Sequence[str] = (), st
     """A server that is not running yet."""
     state = state or State()
     app = create_app(service, settings, keys, state)
+    connection: Any = functools.partial(Connection, head_seconds=settings.body_timeout, taking_seconds=settings.timeout)
     config = uvicorn.Config(
-        app, lifespan="off", ws="none", access_log=False, log_level="warning", server_header=False,
+        app, http=connection, lifespan="off", ws="none", access_log=False, log_level="error", server_header=False,
         timeout_keep_alive=75, timeout_graceful_shutdown=int(TELLING), backlog=BACKLOG,
     )  # fmt: skip
     return Server(config, service, state, settings.drain)
@@ -157,9 +171,13 @@ def run(
     sys.setswitchinterval(SWITCH)
     if settings.access_log:
         _log_to_stderr()
+    loader = threading.Thread(target=loading, name="rcd-load", daemon=True)
     if load is not None:
-        threading.Thread(target=loading, name="rcd-load", daemon=True).start()
+        server.begin = loader.start
     with made:
         server.run(sockets=[made])
     if failed:
         raise failed[0]
+    if loader.is_alive():  # the end of the interpreter would find it in the midst of torch, and abort
+        sys.stderr.flush()
+        os._exit(0)

@@ -19,8 +19,14 @@ class ServeSettings:
         default=None, help="Seconds that an answer may wait for a row. None: as long as the request may take.", gt=0,
         le=86400,
     )  # fmt: skip
-    timeout: float = setting(default=600.0, help="Seconds that a request may take in all.", gt=0, le=86400)
-    body_timeout: float = setting(default=30.0, help="Seconds in which a request's body must arrive.", gt=0, le=86400)
+    timeout: float = setting(
+        default=600.0,
+        help="Seconds that a request may take in all; a client that reads nothing for so long is dropped.",
+        gt=0, le=86400,
+    )  # fmt: skip
+    body_timeout: float = setting(
+        default=30.0, help="Seconds in which a request's head must arrive, and then its body.", gt=0, le=86400
+    )
     drain: float = setting(
         default=30.0, help="Seconds that running requests get to finish after SIGTERM or Ctrl-C.", ge=0, le=86400
     )

@@ -176,6 +176,8 @@ def test_what_cannot_be_done_is_one_sentence(folder: Path, tmp_path: Path) -> No
         (command(folder, tmp_path / "mine.jsonl"), "is there already, and no mine.jsonl.run.json beside it"),
         (command(folder, folder / "in.jsonl"), "--input and --output are the same file"),
         (command(folder, tmp_path), "is a folder; give a file as --output."),
+        (command(folder, tmp_path / ("x" * 300)), "(its name is too long); choose another --output."),
+        (command(folder, tmp_path / "x", given=tmp_path / ("x" * 300)), "(its name is too long); give another file."),
         (command(folder, "-", given=tmp_path / "none.jsonl"), "(it is not there); give another file."),
         (command(folder, tmp_path / "held.jsonl", given="-"), "no run can go on with what comes from a pipe"),
         ([*command(folder, "x"), "a prompt"], "exclude one another; leave the prompt out."),
@@ -191,6 +193,53 @@ def test_what_cannot_be_done_is_one_sentence(folder: Path, tmp_path: Path) -> No
         error = CliRunner().invoke(app, args, input=b"").exception
         assert isinstance(error, RCDError) and expected in str(error) and "\n" not in str(error), args
     assert (tmp_path / "mine.jsonl").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b'{"line": 3, "error": x}', b'{"line": 3, "text": "\xff"}', b'{"line": 3, "text": "a"}{"line": 4}', b"\0" * 64,
+        b'{"line": 03}', b'{"line": true}', b'{"line": 310}', b'{"line": 9' + b"9" * 30 + b"}", b"[" * 10**5, b'"line"',
+    ],
+)  # fmt: skip
+def test_a_damaged_record_is_named_and_never_taken_for_an_answer(folder: Path, tmp_path: Path, record: bytes) -> None:
+    (tmp_path / "out.jsonl.run.json").write_bytes((folder / "whole.jsonl.run.json").read_bytes())
+    part = tmp_path / "out.jsonl.part-0"
+    part.write_bytes(b'{"line": 1, "text": "a"}\n' + record + b"\n")
+    _, _, error = run(folder, tmp_path / "out.jsonl")
+    assert str(error) == f"line 2 of {part} is damaged; delete the line and run the same command again."
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"[]", b"\xff\xfe", b"[" * 10**5])
+def test_a_damaged_note_of_a_run_is_named(folder: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "out.jsonl.run.json").write_bytes(content)
+    _, _, error = run(folder, tmp_path / "out.jsonl")
+    assert str(error) == f"{tmp_path / 'out.jsonl.run.json'} is damaged; choose another --output."
+
+
+def test_an_id_that_can_be_written_can_be_read_when_the_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    lines = [b'{"prompt": "the fox", "id": ' + b"[" * deep + b"]" * deep + b"}" for deep in range(700, 1000, 3)]
+    (tmp_path / "in.jsonl").write_bytes(b"\n".join(lines))
+    output, given = tmp_path / "out.jsonl", tmp_path / "in.jsonl"
+    first, second = (run(folder, output, given=given)[2] for _ in range(2))
+    assert "could not be answered" in str(first) and str(second) == str(first)
+
+
+def test_what_another_process_is_writing_is_not_cut_off(tmp_path: Path) -> None:
+    first = Journal(tmp_path / "j", "the answers")
+    (tmp_path / "j").write_text("half a li")
+    with pytest.raises(RCDError, match="another process is writing"):
+        Journal(tmp_path / "j", "the answers")
+    assert (tmp_path / "j").read_text() == "half a li"
+    first.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+def test_a_journal_on_a_full_disk_says_so_when_it_is_closed_as_well() -> None:
+    journal = Journal(Path("/dev/full"), "the answers")
+    for last in (lambda: journal.append([{"line": 1}]), journal.close):
+        with pytest.raises(RCDError, match=r"\(the disk is full\); make room and run the same command again"):
+            last()
 
 
 def test_a_second_run_beside_the_first_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -147,3 +147,22 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_session(model: str) -> None:
     assert code == 0 and "Traceback" not in shown
     assert f"{kept}\r\nstopped; {len(seen.tokens)} tokens committed in 4 denoising steps\r\n" in shown
     assert f"{answer(model, after, threshold=1.0)}\r\n" in shown
+
+
+@pytest.mark.parametrize("place", ["Session.prompt", "Session.keep", "Session.command"])
+def test_ctrl_c_beside_the_decoding_keeps_the_session_as_well(model: str, place: str) -> None:
+    screen = Screen()
+    command = ["chat", "--model", model, *SETTINGS]
+    with GatedChild(command, f"rcd.cli.session:{place}", screen=screen) as child:
+        screen.wait("> ")
+        screen.type("/threshold 1\n" if place == "Session.command" else "the old fox\n")
+        child.arrive()
+        child.send(signal.SIGINT)
+        child.open()
+        screen.wait("> ", 2)
+        screen.type("a red river\n")  # nothing of the turn that was stopped is kept
+        screen.wait("> ", 3)
+        screen.type("\x04")
+        code, shown, _ = child.finish()
+    assert code == 0 and "stopped\r\n" in shown and "Traceback" not in shown
+    assert f"{answer(model, [said('user', 'a red river')])}\r\n" in shown

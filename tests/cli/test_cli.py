@@ -285,3 +285,33 @@ def test_without_a_network_the_sentence_is_plain(
         "rcd: 'org/name' is no local folder, and the model hub did not give it (the hub cannot be reached); check the "
         "name and the network, or give a folder.\n"
     )
+
+
+def redirected(how: str, *args: str) -> subprocess.CompletedProcess[str]:
+    return finish(["sh", "-c", f'exec "$@" {how}', "sh", sys.executable, "-m", "rcd.cli.main", *args])
+
+
+def test_streams_that_the_caller_closed_are_empty_ones(folder: str, tmp_path: Path) -> None:
+    flags = ["--model", folder, "--device", "cpu", "--max-new-tokens", "2"]
+    for how, args in (
+        ("<&-", ["generate", "--input", "-", "--output", "-", *flags]),
+        ("<&-", ["chat", *flags]),
+        (">&-", ["generate", "the old fox", *flags]),
+        ("<&- >&- 2>&-", ["generate", "the old fox", *flags]),
+    ):
+        done = redirected(how, *args)
+        assert done.returncode == 0 and not done.stdout and "Traceback" not in done.stderr, (how, args, done)
+    nothing = redirected("<&-", "generate", "-", *flags)
+    assert nothing.returncode == 2 and nothing.stderr == "rcd: the prompt is empty; give at least one token.\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device")
+def test_an_output_that_is_full_is_one_sentence(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "the old fox"}\n')
+    flags = ["--model", folder, "--device", "cpu", "--max-new-tokens", "2"]
+    for args in (["the old fox"], ["--input", str(tmp_path / "in.jsonl"), "--output", "-"]):
+        done = redirected("> /dev/full", "generate", *args, *flags)
+        assert done.returncode == 2
+        assert done.stderr.splitlines()[-1] == (
+            "rcd: the output cannot be written (the disk is full); make room, or write it elsewhere."
+        )

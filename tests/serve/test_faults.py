@@ -24,7 +24,7 @@ from rcd.serve import memory
 from rcd.serve.server import listen, run
 from rcd.serve.service import LocalService
 from rcd.serve.settings import ServeSettings
-from tests.processes import FAILSAFE
+from tests.processes import FAILSAFE, GatedChild
 from tests.serve.conftest import QUESTION, Api, Running, chunks, said
 
 LONG: dict[str, Any] = {"prompt": QUESTION, "max_tokens": 200, "rcd": {"threshold": 1.0}}
@@ -212,6 +212,22 @@ def test_a_request_that_waits_too_long_for_a_row_is_given_up(make_api: Any, gate
     assert second.json()["error"]["code"] == "queue_timeout"
 
 
+def test_a_request_too_long_for_the_cache_is_refused_alone(make_api: Any, gate: Gate) -> None:
+    """It stands in no line: those behind it that fit are answered."""
+    api: Api = make_api("words-rcd", cache_memory=1_000_000)
+
+    async def ask(client: httpx.AsyncClient) -> Any:
+        bodies = [{"prompt": QUESTION, "max_tokens": 200}, {"prompt": "Leo", "max_tokens": 2}] * 3
+        answers = [asyncio.ensure_future(client.post("/v1/completions", json=body)) for body in bodies]
+        await asyncio.to_thread(gate.reached.wait, FAILSAFE)
+        gate.open.set()
+        return await asyncio.gather(*answers)
+
+    long, short = (answers := api.run(ask))[::2], answers[1::2]
+    assert [answer.status_code for answer in short] == [200] * 3
+    assert {answer.status_code for answer in long} == {400} and "MiB of cache" in long[0].text
+
+
 def test_many_requests_at_once_are_all_answered_and_none_is_mixed_up(running: Running) -> None:
     from rcd.data.tasks.base import problems
 
@@ -291,12 +307,16 @@ def test_at_sigterm_running_requests_finish_and_new_ones_are_refused() -> None:
     assert process.wait(FAILSAFE) == 0
 
 
-def test_at_the_end_of_the_limit_the_others_are_told(run_server: Any, gate: Gate) -> None:
-    running: Running = run_server("words-rcd", drain=0.0)
+@pytest.mark.parametrize(("drain", "signals"), [(0.0, 1), (FAILSAFE, 2), (FAILSAFE, 5)])
+def test_at_the_end_of_the_limit_or_at_a_second_signal_the_others_are_told(
+    run_server: Any, gate: Gate, drain: float, signals: int
+) -> None:
+    running: Running = run_server("words-rcd", drain=drain)
     clients = [sent(running, {**LONG, "stream": stream}) for stream in (True, False)]
     until(lambda: len(running.service._open) == 2 and gate.reached.is_set())
     assert running.server.loop is not None
-    running.server.loop.call_soon_threadsafe(running.server.end)
+    for _ in range(signals):
+        running.server.loop.call_soon_threadsafe(running.server.end)
     told = []
     for client in clients:
         text = b""
@@ -306,6 +326,15 @@ def test_at_the_end_of_the_limit_the_others_are_told(run_server: Any, gate: Gate
     assert told[0].startswith(b"HTTP/1.1 200 ") and b'"code":"shutting_down"' in told[0] and b"[DONE]" not in told[0]
     assert told[1].startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in told[1]
     gate.open.set()
+
+
+def test_a_signal_while_models_are_loaded_ends_the_process_at_once() -> None:
+    """The thread that loads stands in the midst of it, and will for ever."""
+    with GatedChild(["serve", "--port", "0", "--model", "bundled:words-rcd"], "rcd.serve.memory:check_room") as child:
+        child.arrive()
+        child.send(signal.SIGTERM)
+        code, _, heard = child.finish()
+    assert code == 0 and not heard
 
 
 def test_without_a_model_that_fits_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

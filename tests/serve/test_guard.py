@@ -10,6 +10,8 @@ import pytest
 from rcd.cli.serve import named, read_keys
 from rcd.errors import RCDError
 from rcd.serve.guard import loopback
+from rcd.serve.server import warn_open
+from rcd.serve.settings import ServeSettings
 from tests.serve.conftest import QUESTION, Api
 
 KEY = {"authorization": "Bearer right"}
@@ -53,6 +55,8 @@ def test_a_page_of_another_name_cannot_call_a_server_without_a_key(make_api: Any
         assert api.get("/health", headers={"host": host}).status_code == 200
     for host in ("evil.example.org", "localhost.evil.org", "127.0.0.1.evil.org"):
         assert api.get("/v1/models", headers={"host": host}).status_code == 403
+    for hosts in (("localhost", "evil.example.org"), ("evil.example.org", "localhost"), ("",)):
+        assert api.get("/v1/models", headers=[("host", host) for host in hosts]).status_code == 403
     assert make_api("words-rcd", keys=("k",)).get("/health", headers={"host": "evil.example.org"}).status_code == 200
     assert make_api("words-rcd", host="0.0.0.0").get("/health", headers={"host": "a.org"}).status_code == 200
 
@@ -75,6 +79,10 @@ def test_bodies_are_json_and_bounded(make_api: Any) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = api.post("/v1/completions", content=b"{}", headers={"content-type": kind})
         assert answer.status_code == 415
+    for coding, status in (("gzip", 415), ("gzip, identity", 415), ("identity", 400)):
+        headers = {"content-type": "application/json", "content-encoding": coding}
+        answer = api.post("/v1/completions", content=b"{}", headers=headers)
+        assert answer.status_code == status and (status == 400 or "Content-Encoding" in answer.text)
     big = b'{"prompt": "' + b"x" * 10_000_000 + b'"}'
     answer = api.post("/v1/completions", content=big, headers={"content-type": "application/json"})
     assert answer.status_code == 413 and answer.json()["error"]["code"] == "body_too_large"
@@ -111,6 +119,8 @@ def test_unknown_paths_and_methods_answer_in_the_same_shape(api: Api) -> None:
         assert answer.status_code == status
         assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
     assert api.get("/v1/completions").headers["allow"] == "POST"
+    for path in ("/v1/completions/", "/health/"):  # a redirect would name the host and the scheme that the client gave
+        assert api.get(path).status_code == api.post(path, {"prompt": QUESTION}).status_code == 404
 
 
 def test_the_log_tells_of_a_request_without_its_prompt_and_cannot_be_forged(
@@ -120,13 +130,13 @@ def test_the_log_tells_of_a_request_without_its_prompt_and_cannot_be_forged(
     with caplog.at_level(logging.INFO, "rcd.access"):
         used = api.complete()["usage"]
         api.get("/a%0A2026 POST /v1/completions 200%1b[2J", headers={"x-request-id": "x y"})
-        api.get("/" + "x" * 5000)
+        api.get("/" + "x" * 5000 + "?key=secret")
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 3 and "Leo" not in lines[0] and "\n" not in "".join(lines) and "\x1b" not in "".join(lines)
     assert lines[0].startswith("POST /v1/completions 200 ")
     assert f'model="words-rcd" tokens={used["completion_tokens"]} steps={used["denoising_steps"]}' in lines[0]
     assert lines[1].count(" 404 ") == 1 and lines[1].split()[1].startswith("/a\\n2026\\u0020POST")
-    assert len(lines[2]) < 300
+    assert len(lines[2]) < 300 and "secret" not in lines[2]
 
 
 def test_prompts_are_logged_where_that_is_asked_for(make_api: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -151,6 +161,22 @@ def test_a_fault_of_ours_is_a_500_without_a_traceback(make_api: Any, monkeypatch
 def test_addresses_of_this_machine_are_known() -> None:
     assert loopback("127.0.0.1") and loopback("127.8.8.8") and loopback("::1") and loopback("localhost")
     assert not loopback("0.0.0.0") and not loopback("192.168.0.1") and not loopback("example.org")
+
+
+def test_without_a_key_no_other_machine_reaches_it_unless_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ServeSettings().host == "127.0.0.1"
+    for host, keys, warned in (("127.0.0.1", (), 0), ("0.0.0.0", ("k",), 0), ("0.0.0.0", (), 1), ("::", (), 1)):
+        warn_open(ServeSettings(host=host), keys)
+        assert capsys.readouterr().err.count("anyone who reaches") == warned
+
+
+def test_no_request_makes_a_label_of_metrics(make_api: Any) -> None:
+    api: Api = make_api("words-rcd")
+    for model in ("evil", "../evil", 'e"vil\n', "x" * 10_000):
+        api.refused(model=model, status=404)
+        api.get(f"/v1/models/{model.strip()}")
+    labels = {line for line in api.get("/metrics").text.splitlines() if line.startswith("rcd_requests_total")}
+    assert labels == {'rcd_requests_total{model="-",outcome="refused"} 4.0'}
 
 
 def test_models_are_named_by_their_path_or_by_hand(tmp_path: Any) -> None:
