@@ -129,5 +129,5 @@ def check_extra(ray: bool = False) -> None:
         raise RCDError(
             f"rcd serve needs {', '.join(missing)}; install the extra: pip install 'residual-context-diffusion[serve]'."
         )
-    if ray and (find_spec("ray") is None or find_spec("ray.serve") is None):
+    if ray and find_spec("ray") is None:
         raise RCDError("--ray needs Ray: pip install 'residual-context-diffusion[ray,serve]'.")

@@ -16,7 +16,7 @@ from typing import Any
 
 from rcd.errors import RCDError, first_line, reason
 from rcd.serve.loading import Models
-from rcd.serve.replica import Replica
+from rcd.serve.replica import DEPLOYMENT, Replica
 from rcd.serve.settings import RaySettings, ServeSettings
 
 STORE = 2**28
@@ -34,8 +34,12 @@ class Cluster:
         self.settings, self.placing = settings, placing
         self._address = placing.ray_address or os.environ.get("RAY_ADDRESS")
         _prepare(own=self._address is None)
-        from rcd.serve.ray import RayService, replicas_running
-
+        try:
+            from rcd.serve.ray import RayService, replicas_running
+        except ImportError as error:  # Ray without what its Serve needs
+            raise RCDError(
+                f"Ray Serve cannot be imported ({first_line(error)}): pip install 'residual-context-diffusion[ray,serve]'."
+            ) from error
         self.service = RayService(settings, lambda: replicas_running(placing.ray_app))
         self._lock = threading.Lock()
         self._joined = self._deployed = self._closing = False
@@ -132,6 +136,7 @@ def _prepare(own: bool) -> None:
     """The environment that Ray reads when it is imported. A Ray of our own runs what it is sent and listens on every
     address of the machine, so that it is given a token that nobody else knows."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # what goes on inside stands in Ray's files, not here
     if own and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
@@ -177,8 +182,6 @@ def application(
 ) -> Any:
     """The replicas, as Ray Serve deploys them."""
     from ray import serve
-
-    from rcd.serve.ray import DEPLOYMENT
 
     return serve.deployment(Replica, name=DEPLOYMENT, **scale(settings, placing, room)).options(
         max_ongoing_requests=placing.max_ongoing or 2 * settings.max_batch, max_queued_requests=settings.max_queue,

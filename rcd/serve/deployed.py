@@ -14,7 +14,7 @@ from rcd.errors import unknown_name
 from rcd.serve.cluster import actor_options, application, fitting
 from rcd.serve.keys import read_keys
 from rcd.serve.loading import BUNDLED, Models, named
-from rcd.serve.ray import DEPLOYMENT, RayService, replicas_running
+from rcd.serve.replica import DEPLOYMENT
 from rcd.serve.server import log_to_stderr
 from rcd.serve.settings import RaySettings, ServeSettings
 from rcd.settings import entries
@@ -62,6 +62,8 @@ def build(args: Mapping[str, Any]) -> Any:
     """Runs once, on a machine of the cluster, when the config file is deployed."""
     import ray
     from ray import serve
+
+    from rcd.serve.ray import RayService, replicas_running
 
     models, settings, placing = read(args)
     have = ray.cluster_resources() if ray.is_initialized() else {}

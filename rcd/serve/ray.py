@@ -19,13 +19,12 @@ from ray.serve import exceptions as serving
 from rcd.errors import first_line
 from rcd.serve.guard import LOG
 from rcd.serve.pieces import Accepted, Done, Piece, Refusal, Refused
+from rcd.serve.replica import DEPLOYMENT
 from rcd.serve.requests import DEADLINE, LEAVING
 from rcd.serve.schema import Ask
 from rcd.serve.service import Load
 from rcd.serve.settings import ServeSettings
 
-DEPLOYMENT = "Models"
-"""Of the replicas, in their application."""
 ATTEMPTS = 5
 """Replicas that may die under one request: more, and it may be the request that kills them."""
 ASKING = 30.0
@@ -124,6 +123,9 @@ class RayService:
                             yield found
                         return
                     except Lost:
+                        LOG.info(
+                            "the replica of a request died; %s", "its stream is cut" if told else "it is sent again"
+                        )
                         if told:
                             yield [CUT]
                             return
@@ -172,6 +174,7 @@ class RayService:
                     return
         finally:
             if coming is not None:
+                coming.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks it again
                 coming.cancel()
             response.cancel()
 

@@ -14,6 +14,8 @@ from rcd.serve.schema import Ask
 from rcd.serve.service import SWITCH, Load, LocalService, refused
 from rcd.serve.settings import ServeSettings
 
+DEPLOYMENT = "Models"
+"""Of the replicas, in their application."""
 MOST_FAILURES = 3
 """Requests in a row on which decoding may fail before Ray Serve is told to replace the replica: a GPU whose context is
 broken fails on every one. Asking the GPU itself could disturb the capture of a graph."""
