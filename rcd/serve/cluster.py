@@ -38,7 +38,8 @@ class Cluster:
             from rcd.serve.ray import RayService, replicas_running
         except ImportError as error:  # Ray without what its Serve needs
             raise RCDError(
-                f"Ray Serve cannot be imported ({first_line(error)}): pip install 'residual-context-diffusion[ray,serve]'."
+                f"Ray Serve cannot be imported ({first_line(error)}); install the extras: pip install "
+                "'residual-context-diffusion[ray,serve]'."
             ) from error
         self.service = RayService(settings, lambda: replicas_running(placing.ray_app))
         self._lock = threading.Lock()
