@@ -1,4 +1,4 @@
-"""A cluster that is there already: `rcd serve --ray` joins and leaves it, and a config file's application runs on it."""
+"""A cluster that is there: `rcd serve --ray` joins it and leaves nothing on it, a config file's application runs."""
 
 from __future__ import annotations
 
