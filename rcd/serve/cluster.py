@@ -7,9 +7,7 @@ import logging
 import math
 import os
 import re
-import secrets
 import socket
-import sys
 import threading
 import time
 from typing import Any
@@ -33,7 +31,7 @@ class Cluster:
     def __init__(self, settings: ServeSettings, placing: RaySettings) -> None:
         self.settings, self.placing = settings, placing
         self._address = placing.ray_address or os.environ.get("RAY_ADDRESS")
-        _prepare(own=self._address is None)
+        _prepare()
         try:
             from rcd.serve.ray import RayService, replicas_running
         except ImportError as error:  # Ray without what its Serve needs
@@ -133,13 +131,10 @@ class Cluster:
             ray.shutdown()  # with a Ray of our own, everything that ran on it
 
 
-def _prepare(own: bool) -> None:
-    """The environment that Ray reads when it is imported. A Ray of our own runs what it is sent and listens on every
-    address of the machine, so that it is given a token that nobody else knows."""
+def _prepare() -> None:
+    """The environment that Ray reads when it is imported; who has set one of these keeps it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anyone
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # what goes on inside stands in Ray's files, not here
-    if own and "ray" not in sys.modules and "RAY_AUTH_MODE" not in os.environ:
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _check(address: str) -> None:
