@@ -283,3 +283,28 @@ def test_a_cluster_that_is_not_there_is_one_sentence() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=FAILSAFE)
     assert done.returncode == 2
     assert done.stderr.startswith("rcd: the Ray cluster at 127.0.0.1:1 cannot be reached (")
+
+
+def test_replicas_follow_the_load() -> None:
+    """From one to two while each has more requests than it should, and back when there are none."""
+    more = ["--max-replicas", "2", "--target-ongoing", "1", "--upscale-delay", "0", "--downscale-delay", "1"]
+    served = Served("--replicas", "auto", *more)
+    try:
+        assert served.metric("replicas") == 1
+        over = threading.Event()
+
+        def ask() -> None:
+            with httpx.Client(base_url=served.url, timeout=FAILSAFE) as client:
+                while not over.is_set():
+                    assert client.post("/v1/completions", json=LONG).status_code == 200
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        until(lambda: served.metric("replicas") == 2)
+        over.set()
+        for thread in threads:
+            thread.join(FAILSAFE)
+        until(lambda: served.metric("replicas") == 1)
+    finally:
+        assert served.end() == 0
