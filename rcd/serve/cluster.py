@@ -105,8 +105,11 @@ class Cluster:
     def _wait(self) -> None:
         from ray import serve
 
-        while not self._closing:
-            found = serve.status().applications.get(self.placing.ray_app)
+        while True:
+            with self._lock:  # who ends Ray meanwhile waits for the answer
+                if self._closing:
+                    return
+                found = serve.status().applications.get(self.placing.ray_app)
             status = None if found is None else found.status.value
             if status == "RUNNING":
                 return
@@ -149,7 +152,10 @@ def _check(address: str) -> None:
 
 
 def _unreachable(address: str, why: str) -> RCDError:
-    return RCDError(f"the Ray cluster at {address} cannot be reached ({why}); check --ray-address and RAY_ADDRESS.")
+    return RCDError(
+        f"the Ray cluster at {address} cannot be reached ({why}); check --ray-address or RAY_ADDRESS, and if it asks for "
+        "a token, set RAY_AUTH_MODE=token."
+    )
 
 
 def actor_options(placing: RaySettings, gpus: bool) -> dict[str, float]:

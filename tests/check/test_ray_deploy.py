@@ -74,7 +74,7 @@ def test_the_application_answers_behind_rays_proxy(deployed: httpx.Client, local
     right = local.complete()["choices"][0]["text"]
     answer = deployed.post("/v1/completions", json={"prompt": QUESTION})
     assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == right
-    body = {"prompt": QUESTION, "stream": True, "rcd": {"drafts": True}}
+    body: dict[str, Any] = {"prompt": QUESTION, "stream": True, "rcd": {"drafts": True}}
     events = chunks(deployed.post("/v1/completions", json=body).text)
     assert said(events) == right and drawn(events) == drawn(local.stream(**body))
     assert deployed.get("/v1/models").json() == local.get("/v1/models").json()

@@ -135,7 +135,7 @@ def _texts(choice: Any) -> tuple[str, str]:
 
 
 def test_drafts_come_from_a_replica_too(served: Served, local: Api) -> None:
-    body = {"prompt": QUESTION, "stream": True, "rcd": {"drafts": True, "alternatives": 3}}
+    body: dict[str, Any] = {"prompt": QUESTION, "stream": True, "rcd": {"drafts": True, "alternatives": 3}}
     here = local.stream(**body)
     there = chunks(served.client.post("/v1/completions", json=body).text)
     assert drawn(there) == drawn(here) != []
