@@ -61,6 +61,7 @@ class Cluster:
 
         for name in ("ray", "ray.serve"):
             logging.getLogger(name).setLevel(logging.ERROR)
+        logging.getLogger("asyncio").addFilter(_not_rays)
         own: dict[str, Any] = {}
         if self._address is not None:
             _check(self._address)
@@ -140,6 +141,15 @@ def _prepare() -> None:
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # what goes on inside stands in Ray's files, not here
 
 
+def _not_rays(record: logging.LogRecord) -> bool:
+    """Ray's router asks replicas in tasks of its own, and leaves it to asyncio to tell of those that have died."""
+    import ray
+    from ray import serve
+
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, ray.exceptions.RayError | serve.exceptions.RayServeException)
+
+
 def _check(address: str) -> None:
     """Whether anybody listens there: Ray itself tries for minutes."""
     host, colon, port = address.rpartition(":")
@@ -153,8 +163,8 @@ def _check(address: str) -> None:
 
 def _unreachable(address: str, why: str) -> RCDError:
     return RCDError(
-        f"the Ray cluster at {address} cannot be reached ({why}); check --ray-address or RAY_ADDRESS, and if it asks for "
-        "a token, set RAY_AUTH_MODE=token."
+        f"the Ray cluster at {address} cannot be reached ({why}); check --ray-address or RAY_ADDRESS, and "
+        "set RAY_AUTH_MODE=token if it asks for a token."
     )
 
 
