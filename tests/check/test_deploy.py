@@ -19,7 +19,11 @@ import httpx
 import pytest
 import yaml
 
+import rcd
+from rcd.decode.config import DecodeConfig
 from rcd.decode.engine import Engine
+from rcd.serve.service import LocalService
+from rcd.serve.settings import ServeSettings
 from tests.check.test_ray_serve import LONG, until
 from tests.processes import FAILSAFE
 from tests.serve.conftest import QUESTION, Running, chunks, said
@@ -73,8 +77,18 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+@pytest.fixture(scope="module")
+def behind() -> Iterator[Running]:
+    """A server that decodes every token that it is asked for, also behind the end of an answer."""
+    settings = ServeSettings(port=0)
+    service = LocalService({"words-rcd": rcd.load("bundled:words-rcd")}, settings, DecodeConfig(eos_early_stop=False))
+    found = Running(service, settings)
+    yield found
+    found.end()
+
+
 @pytest.fixture
-def proxy(running: Running, tmp_path: Path) -> Iterator[httpx.Client]:
+def proxy(behind: Running, tmp_path: Path) -> Iterator[httpx.Client]:
     """nginx with the file of deploy/ and a certificate of its own, in front of a server of this process."""
     nginx = program("nginx")
     for name in ("crt", "key"):
@@ -88,7 +102,7 @@ def proxy(running: Running, tmp_path: Path) -> Iterator[httpx.Client]:
     plain, secure = free_port(), free_port()
     site = (DEPLOY / "nginx.conf").read_text()
     for old, new in (
-        ("127.0.0.1:8000", f"127.0.0.1:{running.port}"), ("/etc/nginx/tls", str(tmp_path)),
+        ("127.0.0.1:8000", f"127.0.0.1:{behind.port}"), ("/etc/nginx/tls", str(tmp_path)),
         ("rcd.example.org", "localhost"), ("listen 80;", f"listen 127.0.0.1:{plain};"),
         ("listen 443", f"listen 127.0.0.1:{secure}"),
     ):  # fmt: skip
@@ -123,7 +137,7 @@ def proxy(running: Running, tmp_path: Path) -> Iterator[httpx.Client]:
         process.wait(FAILSAFE)
 
 
-def test_nginx_passes_answers_and_streams_on(proxy: httpx.Client, running: Running) -> None:
+def test_nginx_passes_answers_and_streams_on(proxy: httpx.Client, behind: Running) -> None:
     plain = httpx.get(f"http://localhost:{proxy.plain}/", timeout=FAILSAFE)  # type: ignore[attr-defined]
     assert plain.status_code == 301 and plain.headers["location"] == "https://localhost/"
     answer = proxy.post("/v1/completions", json={"prompt": QUESTION})
@@ -134,7 +148,7 @@ def test_nginx_passes_answers_and_streams_on(proxy: httpx.Client, running: Runni
 
 
 def test_a_client_that_leaves_nginx_frees_its_row(
-    proxy: httpx.Client, running: Running, monkeypatch: pytest.MonkeyPatch
+    proxy: httpx.Client, behind: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first text comes while the rest is held back: of 200 tokens, one a step, 150 steps are made."""
     left, turn = threading.Event(), Engine.turn
@@ -149,7 +163,7 @@ def test_a_client_that_leaves_nginx_frees_its_row(
     try:
         with proxy.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
             next(line for line in answer.iter_lines() if '"text"' in line)
-            assert running.service._open
-        until(lambda: not running.service._open)
+            assert behind.service._open
+        until(lambda: not behind.service._open)
     finally:
         left.set()
