@@ -87,7 +87,7 @@ def test_keys_are_asked_for_behind_rays_proxy(deployed: httpx.Client) -> None:
 
 
 def test_a_client_that_leaves_rays_proxy_frees_the_rows_of_its_replica(deployed: httpx.Client) -> None:
-    left_after(deployed, {**LONG, "n": 2}, 2)
+    left_after(deployed, LONG, rows=2)
 
 
 def test_the_command_joins_a_cluster_and_leaves_nothing_on_it(cluster: str, local: Api) -> None:
