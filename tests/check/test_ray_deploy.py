@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,18 @@ def test_a_wrong_argument_of_the_application_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(RCDError, match=r"unknown argument of the application 'replica'.*replicas"):
         read({"replica": 1})
+
+
+def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rcd", "serve", "--ray", "--port", "0", "--model", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=FAILSAFE)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("rcd: ") and str(tmp_path) in line
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence() -> None:
+    command = [sys.executable, "-m", "rcd", "serve", "--ray", "--port", "0", "--ray-address", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=FAILSAFE)
+    assert done.returncode == 2
+    assert done.stderr.startswith("rcd: the Ray cluster at 127.0.0.1:1 cannot be reached (")

@@ -280,21 +280,6 @@ def test_at_sigterm_running_requests_finish_new_ones_are_refused_and_nothing_is_
     assert others == ""  # nothing of Ray's own
 
 
-def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "rcd", "serve", "--ray", "--port", "0", "--model", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=FAILSAFE)
-    assert done.returncode == 2 and done.stdout == ""
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("rcd: ") and str(tmp_path) in line
-
-
-def test_a_cluster_that_is_not_there_is_one_sentence() -> None:
-    command = [sys.executable, "-m", "rcd", "serve", "--ray", "--port", "0", "--ray-address", "127.0.0.1:1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=FAILSAFE)
-    assert done.returncode == 2
-    assert done.stderr.startswith("rcd: the Ray cluster at 127.0.0.1:1 cannot be reached (")
-
-
 def test_replicas_follow_the_load() -> None:
     """From one to two while each has more requests than it should, and back when there are none."""
     more = ["--max-replicas", "2", "--target-ongoing", "1", "--upscale-delay", "0", "--downscale-delay", "1"]
