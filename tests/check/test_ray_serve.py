@@ -24,6 +24,7 @@ import pytest
 
 import rcd
 from rcd.serve.service import LocalService
+from rcd.serve.settings import ServeSettings
 from tests.processes import FAILSAFE
 from tests.serve.conftest import OTHER, QUESTION, Api, chunks, said
 
@@ -99,13 +100,7 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def local() -> Api:
-    return Api(LocalService({name: rcd.load(f"bundled:{name}") for name in MODELS}), rcd_settings())
-
-
-def rcd_settings() -> Any:
-    from rcd.serve.settings import ServeSettings
-
-    return ServeSettings(max_n=64)
+    return Api(LocalService({name: rcd.load(f"bundled:{name}") for name in MODELS}), ServeSettings(max_n=64))
 
 
 BODIES: list[dict[str, Any]] = [
