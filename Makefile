@@ -45,12 +45,16 @@ $(READY): pyproject.toml constraints.txt
 	PYTHONWARNINGS=ignore $(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
-# a browser for the page's tests: the system's, or Debian's
+# a browser for the page's tests, nginx and systemd for those of deploy/: the system's, or Debian's
 $(CHECKS): $(READY)
 	PYTHONWARNINGS=ignore $(BIN)/pip install -q -c constraints.txt -e '.[dev,check]'
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || test -n "$$RCD_CHROMIUM" \
 		|| { $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq chromium; } \
 		|| { echo "make check needs a browser: install chromium, or name one with RCD_CHROMIUM"; exit 2; }
+	@for name in nginx systemd-analyze openssl; do PATH="$$PATH:/usr/sbin" command -v $$name >/dev/null && continue; \
+		case $$name in nginx) package=nginx-light;; systemd-analyze) package=systemd;; *) package=$$name;; esac; \
+		{ $(SUDO) apt-get update -qq && $(SUDO) apt-get install -y -qq $$package; } \
+			|| { echo "make check needs $$name: install $$package"; exit 2; }; done
 	@touch $(CHECKS)
 
 clean:

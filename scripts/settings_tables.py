@@ -8,12 +8,12 @@ from typing import Any
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.request_settings import RequestSettings
-from rcd.serve.settings import ServeSettings
+from rcd.serve.settings import RaySettings, ServeSettings
 from rcd.settings import Entry, entries
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "decoding.md"
-SERVING = DOCS / "serving.md"
+SERVING, DEPLOYING = DOCS / "serving.md", DOCS / "deploying.md"
 BEGIN, END = "<!-- settings: written by scripts/settings_tables.py -->", "<!-- settings: end -->"
 
 
@@ -31,8 +31,17 @@ def text() -> str:
 
 def serving() -> str:
     """The table of docs/serving.md: flags of `rcd serve`."""
+    return flags(ServeSettings)
+
+
+def deploying() -> str:
+    """The table of docs/deploying.md: flags of `rcd serve --ray`."""
+    return flags(RaySettings)
+
+
+def flags(cls: Any) -> str:
     rows = ["| flag | default | must be | what it is |", "|---|---|---|---|"]
-    for one in entries(ServeSettings):
+    for one in entries(cls):
         name = one.name.replace("_", "-")
         flag = f"--{name}` / `--no-{name}" if one.type is bool else f"--{name}"
         rows.append(f"| `{flag}` | {_plain(one.default)} | {_must(one)} | {one.help} |")
@@ -71,7 +80,7 @@ def written(page: str, tables: str) -> str:
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
 
 
-PAGES = {PAGE: text, SERVING: serving}
+PAGES = {PAGE: text, SERVING: serving, DEPLOYING: deploying}
 
 if __name__ == "__main__":
     for path, tables in PAGES.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
@@ -88,13 +88,13 @@ class Given:
 
 
 def decoding(
-    *names: str, carry: bool = False, pairs: bool = True, also: str = "", **words: Any
+    *names: str, carry: bool = False, pairs: bool = True, also: Mapping[str, str] | None = None, **words: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command flags of these settings (`ALL`: of every one): what was given comes as `decoding`.
 
-    `carry`: flags of the residual carry's settings as well; `pairs`: `--set`, too. `also`: another class of settings
-    (module:Class), whose flags that were given come as `also`, a dict. `words`, by a setting's name: what
-    it is by default in this command, told in words, or a default of the command's own.
+    `carry`: flags of the residual carry's settings as well; `pairs`: `--set`, too. `also`: other classes of settings
+    (panel -> module:Class), whose flags that were given come as `also`, a dict for each panel. `words`, by a setting's
+    name: what it is by default in this command, told in words, or a default of the command's own.
     """
 
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,10 +106,7 @@ def decoding(
             if context is not None:
                 read = {name: value for name, value in read.items() if _typed(context, name)}
             if also:
-                others = {entry.name: entry for entry in _others(also)}
-                own_flags = {name: kwargs.pop(name) for name in [*kwargs] if name in others}
-                typed = {name: value for name, value in own_flags.items() if context and _typed(context, name)}
-                kwargs["also"] = {name: _value(others[name], value) for name, value in typed.items()}
+                kwargs["also"] = {panel: _given(context, kwargs, found) for panel, found in _others(also).items()}
             fixed = {name: value for name, value in words.items() if not isinstance(value, str)}
             read = fixed | {name: value for name, value in read.items() if value is not None}
             own = _carry_names() if carry else set[str]()
@@ -160,14 +157,20 @@ def _entries(names: Sequence[str], carry: bool) -> list[Entry]:
     return sorted(found, key=lambda entry: (panels.index(_panel(entry.name)), own.get(entry.name, -1)))
 
 
-def _others(also: str) -> list[Entry]:
-    """The settings of another class, named as module:Class."""
+def _others(also: Mapping[str, str] | None) -> dict[str, list[Entry]]:
+    """The settings of other classes, by panel."""
     from importlib import import_module
 
     from rcd.settings import entries
 
-    module, _, name = also.partition(":")
-    return entries(getattr(import_module(module), name)) if also else []
+    named = {panel: path.partition(":") for panel, path in (also or {}).items()}
+    return {panel: entries(getattr(import_module(module), name)) for panel, (module, _, name) in named.items()}
+
+
+def _given(context: Any, kwargs: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:
+    """Of these settings, what stands on the command line; all are taken out of `kwargs`."""
+    found = {entry.name: (entry, kwargs.pop(entry.name)) for entry in entries if entry.name in kwargs}
+    return {name: _value(*one) for name, one in found.items() if context and _typed(context, name)}
 
 
 def _residual() -> list[Entry]:
@@ -193,7 +196,7 @@ def _signature(
     entries: Sequence[Entry],
     words: dict[str, Any],
     pairs: bool,
-    others: Sequence[Entry] = (),
+    others: Mapping[str, Sequence[Entry]] | None = None,
 ) -> inspect.Signature:
     """The function's own, with the flags in place of `decoding`."""
     own = inspect.signature(function, eval_str=True)
@@ -201,7 +204,11 @@ def _signature(
     new = [_parameter(entry, words.get(entry.name), entry.name not in carry) for entry in entries]
     new += [inspect.Parameter("settings", kind, default=None, annotation=opt.Settings)] if pairs else []
     new += [inspect.Parameter("ctx", kind, annotation=typer.Context)]
-    new += [_parameter(entry, words.get(entry.name), True, opt.SERVER) for entry in others]
+    new += [
+        _parameter(entry, words.get(entry.name), True, panel)
+        for panel, found in (others or {}).items()
+        for entry in found
+    ]
     parameters = [parameter.replace(kind=kind) for parameter in own.parameters.values() if parameter.name != "also"]
     place = next(number for number, parameter in enumerate(parameters) if parameter.name == "decoding")
     return own.replace(parameters=[*parameters[:place], *new, *parameters[place + 1 :]])

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 CARRY, COMMIT, SAMPLING = "Carry (what travels between steps)", "Commit", "Sampling"
-PASSES, LOADING, SERVER = "Passes", "Loading", "Server"
+PASSES, LOADING, SERVER, RAY = "Passes", "Loading", "Server", "Ray"
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A folder, a hub name, a .gguf file or bundled:NAME (rcd list model).")

@@ -99,9 +99,9 @@ def _health(app: FastAPI, service: Service, state: State, metrics: Metrics) -> N
 
     @app.get("/ready")
     async def ready() -> Response:
-        if state.ready and not state.draining:
+        if state.ready and not state.draining and await service.ready():
             return JSONResponse({"status": "ready"})
-        what = "draining" if state.draining else "loading"
+        what = "draining" if state.draining else "no replica" if state.ready else "loading"
         return JSONResponse({"status": what}, 503, {"retry-after": "5"})
 
     @app.get("/metrics")

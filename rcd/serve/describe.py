@@ -123,7 +123,11 @@ def description() -> dict[str, Any]:
         },
         "/health": {"get": _get("Whether the process answers.", status)},
         "/ready": {
-            "get": _get("Whether requests are taken: 503 while loading and draining.", status, other={503: status})
+            "get": _get(
+                "Whether requests are taken: not while loading or draining.",
+                status,
+                other={503: status},
+            )
         },
         "/metrics": {"get": _get("Counts for Prometheus.", text)},
     }

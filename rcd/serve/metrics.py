@@ -20,6 +20,7 @@ LOADS = {
     "rows": "Rows of all engines, used and free.",
     "engines": "Engines.",
     "passes": "Passes of the models since the engines were made; each serves many rows.",
+    "replicas": "Processes that hold the model and told their load; the loads are sums over them.",
 }
 
 
@@ -56,7 +57,8 @@ class Metrics:
         self.per_step.labels(model).observe(done.tokens_per_step)
 
     def text(self, loads: dict[str, Load]) -> bytes:
-        for model, load in loads.items():
-            for name, gauge in self._loads.items():
+        for name, gauge in self._loads.items():
+            gauge.clear()  # a replica that is lost leaves no number behind
+            for model, load in loads.items():
                 gauge.labels(model).set(getattr(load, name))
         return generate_latest(self.registry)

@@ -22,15 +22,12 @@ from rcd.errors import RCDError, reason
 from rcd.serve.app import State, create_app
 from rcd.serve.connection import Connection
 from rcd.serve.guard import LOG, loopback
-from rcd.serve.service import Service
+from rcd.serve.service import SWITCH, Service
 from rcd.serve.settings import ServeSettings
 
 TELLING = 5.0
 """Seconds for those who are told that the server ends."""
 BACKLOG = 2048
-SWITCH = 0.001
-"""Seconds between switches of Python's threads: the one that decodes gives up its turn at every operation of torch, and
-waits so long for the event loop to give it back."""
 
 
 def listen(settings: ServeSettings) -> socket.socket:
@@ -135,7 +132,7 @@ def make(service: Service, settings: ServeSettings, keys: Sequence[str] = (), st
     return Server(config, service, state, settings.drain)
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     LOG.addHandler(handler)
@@ -170,7 +167,7 @@ def run(
 
     sys.setswitchinterval(SWITCH)
     if settings.access_log:
-        _log_to_stderr()
+        log_to_stderr()
     loader = threading.Thread(target=loading, name="rcd-load", daemon=True)
     if load is not None:
         server.begin = loader.start

@@ -22,6 +22,10 @@ from rcd.serve.schema import Ask
 from rcd.serve.settings import ServeSettings
 from rcd.serve.text import Words
 
+SWITCH = 0.001
+"""Seconds between switches of Python's threads: the one that decodes gives up its turn at every operation of torch, and
+waits so long for the event loop to give it back."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -32,6 +36,8 @@ class Load:
     rows: int = 0
     engines: int = 0
     passes: int = 0
+    replicas: int = 1
+    """Processes that hold the model; the other numbers are their sums."""
 
 
 class Service(Protocol):
@@ -49,6 +55,9 @@ class Service(Protocol):
 
     async def load(self) -> dict[str, Load]:
         """By model."""
+
+    async def ready(self) -> bool:
+        """Whether anybody could answer now."""
 
     async def stop(self) -> None:
         """Tell everyone who still waits that the server ends."""
@@ -107,6 +116,9 @@ class LocalService:
 
     async def load(self) -> dict[str, Load]:
         return {name: _load(served.pipeline) for name, served in list(self.models.items())}
+
+    async def ready(self) -> bool:
+        return True
 
     async def stop(self) -> None:
         for mailbox in list(self._open):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -71,3 +73,11 @@ def test_a_key_is_asked_for(run_server: Any) -> None:
         openai.OpenAI(base_url=f"{running.url}/v1", api_key="wrong", timeout=FAILSAFE).models.list()
     client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="right", timeout=FAILSAFE)
     assert client.completions.create(model="words-rcd", prompt=QUESTION).choices[0].text == ANSWER
+
+
+def test_the_example_for_openais_client_runs(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parent.parent.parent / "docs/serving.md").read_text()
+    example = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import OpenAI" in text)
+    exec(compile(example.replace("http://127.0.0.1:8000", running.url), "serving.md", "exec"), {})
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("12 - 5 = 7") and told[1].startswith("step 1: ") and "7" in told[-1]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+from importlib.util import find_spec
+
 import pytest
 from typer.testing import CliRunner
 
@@ -10,13 +14,14 @@ from rcd.cli.flags import Given
 from rcd.cli.main import app
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
-from rcd.serve.settings import ServeSettings
+from rcd.serve.loading import Models
+from rcd.serve.settings import RaySettings, ServeSettings
 from rcd.settings import entries
 
 
 def test_every_setting_of_the_server_is_a_flag() -> None:
     shown = CliRunner().invoke(app, ["serve", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"}).output
-    for entry in entries(ServeSettings):
+    for entry in (*entries(ServeSettings), *entries(RaySettings)):
         assert f"--{entry.name.replace('_', '-')}" in shown, entry.name
 
 
@@ -27,6 +32,13 @@ def test_every_setting_of_the_server_is_a_flag() -> None:
         (["--max-batch", "0"], "max_batch must be a whole number from 1 to 128"),
         (["--threshold", "2"], "threshold must be in"),
         (["--model", "a=x", "--model", "a=y"], "two models are named"),
+        (["--replicas", "2"], "--replicas is of a cluster; say --ray as well"),
+        (["--ray", "--replicas", "none"], "replicas must be a whole number of 1 or more, or auto, not 'none'"),
+        (["--ray", "--replicas", "0"], "replicas must be a whole number of 1 or more"),
+        (["--ray", "--ray-app", "a b"], "ray_app must be letters, digits"),
+        (["--ray", "--min-replicas", "4", "--max-replicas", "2"], "max_replicas is 2 and min_replicas 4"),
+        (["--ray", "--replica-gpus", "1.5"], "replica_gpus above 1 is a whole number"),
+        (["--ray", "--ray-address", "ray://head:10001"], "name the head as HOST:PORT"),
     ],
 )
 def test_what_a_flag_cannot_be_is_refused_before_a_model_is_read(args: list[str], message: str) -> None:
@@ -38,6 +50,22 @@ def test_without_the_extra_the_command_says_how_to_install_it(monkeypatch: pytes
     monkeypatch.setattr(serve, "NEEDS", ("fastapi", "no_such_package"))
     with pytest.raises(RCDError, match=r"needs no_such_package; install the extra: pip install .*\[serve\]"):
         serve.check_extra()
+
+
+def test_without_ray_the_command_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "ray" else find_spec(name))
+    found = CliRunner().invoke(app, ["serve", "--ray"])
+    assert isinstance(found.exception, RCDError)
+    assert "--ray needs Ray: pip install 'residual-context-diffusion[ray,serve]'" in str(found.exception)
+
+
+def test_what_replicas_are_told_travels() -> None:
+    """The models of a command line, pickled: a replica in another folder makes the same defaults of it."""
+    given = Given({"threshold": 0.5}, carry={"t_res": 0.5})
+    models = Models({"a": ".", "b": "org/name"}, serve.Configured(given.config(), given, None))
+    there = pickle.loads(pickle.dumps(models.elsewhere()))
+    assert there.sources == {"a": os.getcwd(), "b": "org/name"}
+    assert there.configured.base.threshold == 0.5 and there.configured.decoding.carry == {"t_res": 0.5}
 
 
 def test_flags_of_the_carry_leave_models_without_one_as_they_are() -> None:

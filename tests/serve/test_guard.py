@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rcd.cli.serve import named, read_keys
 from rcd.errors import RCDError
 from rcd.serve.guard import loopback
+from rcd.serve.keys import read_keys
+from rcd.serve.loading import named
 from rcd.serve.server import warn_open
 from rcd.serve.settings import ServeSettings
 from tests.serve.conftest import QUESTION, Api
