@@ -242,14 +242,13 @@ def hand_on(rows: Rows, made: Pass, outcome: Outcome, keep: Tensor) -> None:
         for old, value in zip(kept, new, strict=True):
             old[made.state] = torch.where(keep.view(-1, *([1] * (value.dim() - 1))), value.to(old.dtype), 0)
         return
-    every = not kept or bool(keep.all())
+    if not kept:
+        return
+    at, gone = outcome.places.within(made.where, made.state), None if all(keep.tolist()) else made.state[~keep]
     for old, value in zip(kept, new, strict=True):  # what was no mask may keep what it had: nothing enters there
-        own = old[made.where]
-        outcome.places.write(own.flatten(0, 1), value)
-        if not every:
-            own[~keep] = 0
-        if not isinstance(made.where, slice):
-            old[made.where] = own
+        old.view(-1, *value.shape[1:]).index_copy_(0, at, value.to(old.dtype))
+        if gone is not None:
+            old[gone] = 0
 
 
 def move(rows: Rows, took: Tensor, **values: Tensor) -> None:

@@ -81,11 +81,15 @@ class Open(Places):
 
     def put(self, values: Tensor, blank: float = 0) -> Tensor:
         out = values.new_full((self.shape.numel(), *values.shape[2:]), blank)
-        return self.write(out, values).unflatten(0, self.shape)
+        return out.index_copy_(0, self.index, values.squeeze(1)).unflatten(0, self.shape)
 
-    def write(self, out: Tensor, values: Tensor) -> Tensor:
-        """Into a tensor [B P, ...], in place."""
-        return out.index_copy_(0, self.index, values.squeeze(1).to(out.dtype))
+    def within(self, run: Any, number_B: Tensor) -> Tensor:
+        """[n] the same positions in a larger tensor [rows P, ...], where row k of these is number_B[k]; `run`: the same
+        numbers, as a slice where they follow one another."""
+        if isinstance(run, slice):
+            return self.index + run.start * self.shape[1] if run.start else self.index
+        row, place = self.apart
+        return number_B[row] * self.shape[1] + place
 
     def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
         return state.with_tensors([get(each) for each in state.tensors()])
