@@ -62,7 +62,7 @@ class Blocks(Window):
 
     def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
         first = self.origin(prompt)
-        return {"start": first, "ahead": 1}, {"left": first + self.terms.b - prompt, "ahead": min(2, self.states)}
+        return {"start": first, "ahead": 1}, {"masks": first + self.terms.b - prompt, "ahead": min(2, self.states)}
 
     def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
         """What stands before the first decoded block. LLaDA's prompt is one block, and one pass."""
@@ -75,15 +75,15 @@ class Blocks(Window):
         """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
         have blocks in flight; of the others, for finished blocks, as rows will probably have finished one in the
         step still unheard of."""
-        served = rounded(sum(one.ahead for one in serving), rows * self.states)
-        likely = sum(one.left <= math.ceil(rate) for one in serving)
+        served = rounded(sum(one.last.ahead for one in serving), rows * self.states)
+        likely = sum(one.last.masks <= math.ceil(rate) for one in serving)
         extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
         return served, served + extra
 
     def exact_size(self, serving: Sequence[Serving]) -> Size:
         """The same where the host knows what every step did: no slot is computed in vain."""
-        served = sum(one.flying for one in serving)
-        return served, served + sum(one.due for one in serving)
+        served = sum(one.last.flying for one in serving)
+        return served, served + sum(one.last.due for one in serving)
 
     def start(self, fresh: Mapping[int, Serving]) -> tuple[tuple[int, ...], Size]:
         return tuple(fresh), (len(fresh),)

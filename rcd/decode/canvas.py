@@ -11,7 +11,7 @@ Shapes: as in `rcd.decode.rows`; J blocks of the longest answer, A rows that a p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,18 +96,17 @@ class Canvas(Window):
         return needed if self.terms.config.batch_invariant else canvas_length(needed)
 
     def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
-        b, blocks = self.terms.b, -(-new // self.terms.b)
-        known = {"left": b, "ahead": blocks, "blocks": blocks, "due": 1, "length": self.needs(prompt, new)}
+        known = {"masks": self.terms.b, "ahead": -(-new // self.terms.b), "due": 1}
         return {"start": prompt, "ahead": 1, "pending": 1}, known
 
-    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
+    def must_wait(self, serving: Mapping[int, Serving], rate: float) -> bool:
         """Whether a row may have become due in a step that is still unheard of. What comes next is then another kind of
         pass, and the host waits; at most once a block and row, and once for every refresh."""
         if self.shared:
             return False
         return any(
-            one.due or one.left <= math.ceil(rate) or (self.every is not None and (one.step + 1) % self.every == 0)
-            for one in serving.values()
+            one.due or one.masks <= math.ceil(rate) or (self.every is not None and (one.step + 1) % self.every == 0)
+            for one in (each.last for each in serving.values())
         )
 
     def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
@@ -118,7 +117,7 @@ class Canvas(Window):
 
     def _kind(self, one: Serving) -> tuple[int, int]:
         """What the rows of a pass have in common."""
-        return (one.length, 0) if one.due else (0, one.ahead if self.suffix else 1)
+        return (one.length, 0) if one.last.due else (0, one.last.ahead if self.suffix else 1)
 
     def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
         served, low, length, count = self.exact_size(serving)
@@ -128,13 +127,17 @@ class Canvas(Window):
         """(rows served; the next shorter length of a whole pass, and its own, 0 for a part; blocks of a part or of the
         answers)."""
         length, part = self._kind(serving[0])
-        return len(serving), self._below(length), length, part or max(one.blocks for one in serving)
+        return len(serving), self._below(length), length, part or self._most_blocks(serving)
 
     def start(self, fresh: Mapping[int, Serving]) -> tuple[tuple[int, ...], Size]:
         """Those that are as long as the first."""
         length = next(iter(fresh.values())).length
         same = {row: one for row, one in fresh.items() if one.length == length}
-        return tuple(same), (len(same), self._below(length), length, max(one.blocks for one in same.values()))
+        return tuple(same), (len(same), self._below(length), length, self._most_blocks(same.values()))
+
+    def _most_blocks(self, serving: Iterable[Serving]) -> int:
+        """Of the longest answer."""
+        return -(-max(one.request.settings.new_tokens for one in serving) // self.terms.b)
 
     def _below(self, length: int) -> int:
         """The longest text that needs less than such a whole pass; 0 for a part."""

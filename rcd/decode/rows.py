@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from rcd.carry.base import CarryState
 from rcd.decode.request_settings import MOST_STOP_IDS
+from rcd.decode.requests import RowReport
 from rcd.decode.slots import Slots
 from rcd.decode.step import Asked, Knobs, Open, Outcome
 from rcd.decode.stopping import revisable, settle, unsettled
@@ -26,8 +27,6 @@ from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
 from rcd.kernels.plain import run_of
 
-REPORT = ("serial", "active", "due", "ahead", "masks", "step", "flying", "denoised", "stored", "broken", "fresh")
-"""What the host is told of every row after a step."""
 KNOBS = ("threshold", "factor", "temperature", "top_p", "scale")
 """Settings of a request that are fractions."""
 
@@ -264,9 +263,9 @@ def finish(rows: Rows, made: Pass, done: Tensor, bad: Tensor) -> None:
     move(rows, made.took, broken=torch.where(bad, rows.denoised, rows.broken), active=rows.active & ~done & ~bad)
 
 
-def report(rows: Rows, **told: Tensor) -> Tensor:
-    """[R + 1, len(REPORT)]"""
-    columns = [told[name] if name in told else getattr(rows, name) for name in REPORT]
+def report(rows: Rows, **values: Tensor) -> Tensor:
+    """[R + 1, fields of RowReport]: the values given, the others as the rows have them."""
+    columns = [values[name] if name in values else getattr(rows, name) for name in RowReport._fields]
     return torch.stack([value.long() for value in columns], dim=1)
 
 

@@ -21,10 +21,10 @@ from rcd.decode.answers import Text as Words
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
 from rcd.decode.flight import prefill_piece
+from rcd.decode.reporting import no_numbers
 from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text, shaped
 from rcd.decode.step import Asked, Knobs, Outcome, Rules, denoise
 from rcd.decode.stopping import check_prompts, settle
-from rcd.decode.telling import no_numbers
 from rcd.diffusion.noise import signed, uniform_of
 from rcd.models.lm import DiffusionLM
 from rcd.residual.distribution import Distribution, align_vocabulary

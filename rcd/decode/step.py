@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -49,11 +49,8 @@ class Places:
     def of_rows(self, values_B1: Any) -> Any:
         return values_B1
 
-    def put(self, values: Tensor, blank: float = 0) -> Tensor:
+    def put(self, values: Tensor) -> Tensor:
         return values
-
-    def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
-        return state
 
 
 class Open(Places):
@@ -79,8 +76,8 @@ class Open(Places):
     def of_rows(self, values_B1: Any) -> Any:
         return values_B1[self.apart[0]] if isinstance(values_B1, Tensor) else values_B1
 
-    def put(self, values: Tensor, blank: float = 0) -> Tensor:
-        out = values.new_full((self.shape.numel(), *values.shape[2:]), blank)
+    def put(self, values: Tensor) -> Tensor:
+        out = values.new_zeros(self.shape.numel(), *values.shape[2:])
         return out.index_copy_(0, self.index, values.squeeze(1)).unflatten(0, self.shape)
 
     def within(self, run: Any, number_B: Tensor) -> Tensor:
@@ -90,9 +87,6 @@ class Open(Places):
             return self.index + run.start * self.shape[1] if run.start else self.index
         row, place = self.apart
         return number_B[row] * self.shape[1] + place
-
-    def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
-        return state.with_tensors([get(each) for each in state.tensors()])
 
 
 @dataclass(frozen=True)
@@ -191,8 +185,15 @@ class Rules:
         )  # fmt: skip
 
 
-Best = tuple[Tensor, Tensor, Tensor]
-"""(ids [B, P, K], log probabilities [B, P, K] of the most probable tokens, log probability [B, P] of the token)."""
+class Best(NamedTuple):
+    """The most probable tokens of the model's own distribution, before any exclusion, and the chosen one's place."""
+
+    ids: Tensor
+    """[B, P, K]"""
+    log_p: Tensor
+    """[B, P, K] of those."""
+    own: Tensor
+    """[B, P] of the token."""
 
 
 @dataclass(frozen=True)
@@ -249,13 +250,11 @@ def denoise(
     predicted = rules.distribution(prediction.logits, prediction.hidden, where.counts)
     noise = None if asked.noise is None else where.take(asked.noise)
     token, confidence = sample(predicted, rules.sampling(asked.knobs, where), noise)
-    before = where.state(state, where.take) if rules.carry.recalls else state
+    before = state.with_tensors([where.take(each) for each in state.tensors()]) if rules.carry.recalls else state
     after = rules.carry.update(before, predicted, prediction.hidden, model.codebook)
-    best = None if logprobs is None else best_of(prediction.logits, token, logprobs)
+    best = None if logprobs is None else Best(*map(where.put, best_of(prediction.logits, token, logprobs)))
     token, confidence = where.put(token), where.put(confidence)
     committed, finite = rules.choose(rules.commit, asked, confidence, where.put(predicted.normaliser))
-    if best is not None:
-        best = (where.put(best[0]), where.put(best[1]), where.put(best[2]))
     outcome = Outcome(token, confidence, committed, finite, after, where, scale, best)
     if record is not None:
         record(StepRecord(asked, entering, predicted, prediction, outcome))
@@ -277,9 +276,8 @@ def choose(
 
 
 def best_of(logits: Tensor, token: Tensor, count: int) -> Best:
-    """The most probable tokens of the model's own distribution, before any exclusion, and the chosen one's place."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     normaliser = wide.logsumexp(-1, keepdim=True)
     value, ids = wide.topk(min(count, wide.shape[-1]), dim=-1)
     own = wide.gather(-1, token.unsqueeze(-1)) - normaliser
-    return ids, value - normaliser, own.squeeze(-1)
+    return Best(ids, value - normaliser, own.squeeze(-1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,7 @@ from rcd.decode.step import Outcome
 from rcd.decode.terms import Terms
 
 
-@dataclass(frozen=True)
-class Trace:
+class Trace(NamedTuple):
     """What a Step event needs of the rows that took the step, of all blocks that are seen: [R + 1, J b] each."""
 
     took: Tensor
@@ -54,10 +53,7 @@ class Trace:
             return trace
         best_ids, best, logprob = outcome.best
         wide = (*seen.ids.shape, best_ids.shape[-1])
-        return replace(
-            trace, logprob=made.spread(blank, logprob), best_ids=made.spread(blank.new_zeros(wide).long(), best_ids),
+        return trace._replace(
+            logprob=made.spread(blank, logprob), best_ids=made.spread(blank.new_zeros(wide).long(), best_ids),
             best=made.spread(blank.new_zeros(wide), best),
         )  # fmt: skip
-
-    def tensors(self) -> list[Tensor]:
-        return [value for value in (getattr(self, field.name) for field in fields(self)) if value is not None]

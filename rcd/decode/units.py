@@ -17,8 +17,8 @@ from torch import Tensor
 
 from rcd.decode.graphs import Replay, compiled
 from rcd.decode.model import Raw, SlotModel
-from rcd.decode.requests import Size
-from rcd.decode.rows import REPORT, Pass, Rows, move
+from rcd.decode.requests import RowReport, Size
+from rcd.decode.rows import Pass, Rows, move
 from rcd.decode.slots import Slots
 from rcd.decode.step import Open, Rules, StepRecord, denoise
 from rcd.decode.terms import Features
@@ -27,7 +27,7 @@ from rcd.decode.window import Window
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
 
-BROKEN = REPORT.index("broken")
+BROKEN = RowReport._fields.index("broken")
 Record = Callable[[Pass, StepRecord], None]
 
 
@@ -36,7 +36,7 @@ class Report:
     """What a step tells the host, perhaps still on its way."""
 
     values: Tensor
-    """[R + 1, len(REPORT)]"""
+    """[R + 1, fields of RowReport]"""
     trace: Trace | None
     rows: tuple[int, ...]
     """The rows that it had room for."""
@@ -86,7 +86,7 @@ class Units:
             asked = replace(asked, places=Open(asked.masked | asked.candidates, window.terms.config.batch_invariant))
         outcome = denoise(
             self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, asked,
-            features.logprobs, None if record is None else partial(record, made),
+            features.logprobs if features.logprobs >= 0 else None, None if record is None else partial(record, made),
         )  # fmt: skip
         if read is None:
             report = self.settled(rows, made, outcome)
@@ -96,8 +96,7 @@ class Units:
             report = self.settled(rows, made, outcome)
             theirs = ((made.row == rows.number[:, None]) & ~known).any(1)
             report[:, BROKEN] = torch.where(theirs, -report[:, BROKEN], report[:, BROKEN])
-        watched = features.watched or features.logprobs is not None
-        return report, Trace.of(rows, made, outcome, window.terms) if watched else None
+        return report, Trace.of(rows, made, outcome, window.terms) if features.watched else None
 
     def launch(self, size: Size, features: Features, rows: tuple[int, ...], record: Record | None = None) -> Report:
         step = partial(self.step, size, features, record)
@@ -151,9 +150,8 @@ class Units:
         """Send the report to the host, without waiting for it."""
         if not self.on_gpu:
             return Report(report, trace, rows)
-        sent, kept = _pinned(report), trace
-        if trace is not None:
-            kept = Trace(*map(_pinned, trace.tensors()))
+        sent = _pinned(report)
+        kept = None if trace is None else Trace._make(None if each is None else _pinned(each) for each in trace)
         arrived = torch.cuda.Event()
         arrived.record()
         return Report(sent, kept, rows, arrived)

@@ -30,9 +30,8 @@ def top1_embedding(p_BLV: Tensor, codebook_VD: Tensor) -> Tensor:
 def interpolate(embeds_BLD: Tensor, masked_BL: Tensor, alpha_BL: Tensor, delta_BLD: Tensor) -> Tensor:
     """e_i = (1 - alpha_i) E(x_i) + alpha_i Delta_i where x_i is [M], E(x_i) elsewhere (Eq. 2).
 
-    With alpha = 0 the result is E(x_i) to the last bit, and with alpha = 1 Delta_i. Delta is finite, also where x_i is no
-    mask.
+    With alpha = 0 the result is E(x_i) to the last bit, and with alpha = 1 Delta_i.
     """
     dtype = wide(embeds_BLD, delta_BLD)
-    weight = (alpha_BL.to(dtype) * masked_BL).unsqueeze(-1)
-    return embeds_BLD.to(dtype).lerp(delta_BLD.to(dtype), weight).to(embeds_BLD.dtype)
+    mixed = embeds_BLD.to(dtype).lerp(delta_BLD.to(dtype), alpha_BL.unsqueeze(-1).to(dtype))
+    return torch.where(masked_BL.unsqueeze(-1), mixed.to(embeds_BLD.dtype), embeds_BLD)

@@ -1,42 +1,40 @@
-"""What the engine tells of its rows after a step: their events, and the answers that have ended."""
+"""What callers get of a row after a step: its events, and its answer when it has ended."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from rcd.decode.events import Counts, Event, Failed, Finished, Logprobs, Step
-from rcd.decode.requests import Serving
-from rcd.decode.rows import REPORT
-from rcd.decode.units import Report
+from rcd.decode.requests import RowReport, Serving
+from rcd.decode.trace import Trace
 from rcd.errors import RCDError, first_line
 
 if TYPE_CHECKING:
     from rcd.decode.engine import Engine
 
 
-def told(engine: Engine, report: Report, values: list[list[int]]) -> list[Event]:
+def steps(engine: Engine, trace: Trace | None, rows: list[RowReport]) -> list[Event]:
     """Of the rows that took this step: their events, if they are wanted, and the answers that a stop string ends."""
     events: list[Event] = []
-    trace = report.trace
     if trace is None:
         return events
     took = trace.took.tolist()
     for row, one in list(engine.deciding().items()):
-        found = dict(zip(REPORT, values[row], strict=True))
-        if not took[row] or found["serial"] != one.serial or not one.request.features.watched:
+        now = rows[row]
+        if not took[row] or now.serial != one.serial or not one.request.features.watched:
             continue
-        event = step_of(engine, report, row, one, found["denoised"], bool(found["active"]))
+        event = step_of(engine, trace, row, one, now)
         if one.request.watch:
             events.append(event)
-        if one.answer.stopped and not found["broken"]:
+        if one.answer.stopped and not now.broken:
             # a block that this step has finished is counted as stored for the next one's sake, which will not come
-            stored = max(0, found["stored"] - found["due"] * found["active"])
-            events.append(one.answer.cut(counts(engine, one, found["denoised"], stored)))
+            stored = max(0, now.stored - now.due * now.active)
+            events.append(one.answer.cut(counts(engine, one, now._replace(stored=stored))))
             engine.drop(row)
     return events
 
 
-def mistaken(engine: Engine) -> list[Event]:
+def failed_probes(engine: Engine) -> list[Event]:
     """The requests whose probe has raised fail, alone."""
     events: list[Event] = []
     for row, one in list(engine.serving.items()):
@@ -47,39 +45,38 @@ def mistaken(engine: Engine) -> list[Event]:
     return events
 
 
-def ended(engine: Engine, row: int, one: Serving, stored: int, broken: int) -> Finished | Failed:
-    if broken:
+def finished(engine: Engine, row: int, one: Serving) -> Finished | Failed:
+    """The last event of a row whose last report says that it has ended."""
+    if broken := one.last.broken:
         return Failed(one.request.row, no_numbers(abs(broken), reference=broken < 0))
     length = len(one.prompt)
     new = engine.rows.text[row, length : length + one.request.settings.new_tokens].tolist()
-    return one.answer.ended(new, counts(engine, one, one.last, stored))
+    return one.answer.ended(new, counts(engine, one, one.last))
 
 
-def counts(engine: Engine, one: Serving, denoised: int, stored: int) -> Counts:
-    every = denoised if engine.window.terms.carry.step_pass == "reference" else 0
-    reference = 0 if engine.reference is None else one.prefills + one.references + every + stored
-    return Counts(denoising=denoised, prefill=one.prefills, start=one.starts, store=stored, reference=reference)
+def counts(engine: Engine, one: Serving, now: RowReport) -> Counts:
+    every = now.denoised if engine.window.terms.carry.step_pass == "reference" else 0
+    reference = 0 if engine.reference is None else one.prefills + one.references + every + now.stored
+    return Counts(now.denoised, one.prefills, one.starts, now.stored, reference)
 
 
-def step_of(engine: Engine, report: Report, row: int, one: Serving, number: int, more: bool) -> Step:
-    """`more`: whether the row goes on."""
-    trace, asked, prompt = report.trace, one.request.settings, len(one.prompt)
-    assert trace is not None
+def step_of(engine: Engine, trace: Trace, row: int, one: Serving, now: RowReport) -> Step:
+    settings, prompt = one.request.settings, len(one.prompt)
     offset = int(trace.start[row]) - prompt
-    here: Any = (row, slice(max(0, engine.window.span(prompt, asked.new_tokens) - offset)))
+    here: Any = (row, slice(max(0, engine.window.span(prompt, settings.new_tokens) - offset)))
     draft, committed, revised, masked, confidence = (
         value[here].clone() for value in (trace.draft, trace.committed, trace.revised, trace.masked, trace.confidence)
     )
     best = None
-    if asked.logprobs is not None:
+    if settings.logprobs is not None:
         assert trace.logprob is not None and trace.best_ids is not None and trace.best is not None
-        most = slice(asked.logprobs)
+        most = slice(settings.logprobs)
         best = Logprobs(trace.logprob[here].clone(), trace.best_ids[here][:, most], trace.best[here][:, most])
     final = one.answer.grow(offset, draft, masked, committed, best)
-    if engine.window.terms.revises and more:  # what an unfinished block holds may change
+    if engine.window.terms.revises and now.active:  # what an unfinished block holds may change
         final = min(final, max(0, int(trace.settled[row]) - prompt))
     return Step(
-        one.request.row, offset, number, final, draft, committed, revised, masked,
+        one.request.row, offset, now.denoised, final, draft, committed, revised, masked,
         confidence, trace.alpha[here].clone() if engine.rows.carry.alpha is not None else None, best,
     )  # fmt: skip
 
