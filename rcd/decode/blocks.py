@@ -101,18 +101,18 @@ class Blocks(Window):
         b, seen = self.terms.b, Region.of(rows, rows.start, self.states, self.terms, filler=True)
         took, storing, row, block = self._placed(rows, rows.active, rows.pending, served, slots)
         own, going = row[:served], took[row[:served]]
-        asked = torch.where(going, own, rows.nobody)
-        at = torch.where(going, block[:served], 0)
+        row_P = torch.where(going, own, rows.nobody)
+        block_P = torch.where(going, block[:served], 0)
         left = self._left(seen.needed)
         flying = self._added(rows) & (left > 0)
         share = self._share(rows, seen, left)
-        wanted = least(share, flying, self._steps(rows), rows.steps, self.terms.config)[asked, at]
-        open_ = flying[asked, at][:, None]
-        masked = picked(seen.masked, asked, at, b) & going[:, None]
+        wanted = least(share, flying, self._steps(rows), rows.steps, self.terms.config)[row_P, block_P]
+        open_ = flying[row_P, block_P][:, None]
+        masked = picked(seen.masked, row_P, block_P, b) & going[:, None]
         ids, view = self._slots(rows, row, block)
         return Pass(
-            ids, view, seen, took, storing, asked, at, self._state(rows, asked, at), masked,
-            self.candidates(rows, seen, asked, at) & open_,
+            ids, view, seen, took, storing, row_P, block_P, self._state(rows, row_P, block_P), masked,
+            self.candidates(rows, seen, row_P, block_P) & open_,
             places(self.terms.carry, masked) & open_, wanted,
         )  # fmt: skip
 
@@ -223,7 +223,14 @@ class Blocks(Window):
         self, rows: Rows, active: Tensor, pending: Tensor, served: int, slots: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(rows that take a step, rows that only store; of each slot its row and its block, counted from the row's
-        first unfinished one)."""
+        first unfinished one). Two blocks in flight, row 0 with both, row 1 with one and a finished one behind it:
+
+            ahead  2 1    pending  0 1    served 3    slots 4
+            row    0 0 1 1                in flight: row 0's two, row 1's one; then what row 1 has to store
+            block  0 1 0 -1
+
+        With slots = 3 nothing is left for storing: row 1 stores in the slot of its own (block -1), and takes no step.
+        """
         nobody = rows.nobody
         ahead = torch.where(active, rows.ahead, 0)
         at = ahead.cumsum(0) - ahead

@@ -38,13 +38,13 @@ class Request:
 
     @cached_property
     def features(self) -> Features:
-        asked = self.settings
-        drawn = asked.temperature > 0
+        settings = self.settings
+        drawn = settings.temperature > 0
         return Features(
-            draws=drawn, top_k=asked.top_k if drawn else 0, top_p=drawn and asked.top_p < 1,
-            sorts=drawn and asked.top_p < 1 and not asked.top_k,
-            scaled=asked.residual_scale != 1, logprobs=-1 if asked.logprobs is None else asked.logprobs,
-            watched=self.watch or bool(asked.stop) or asked.logprobs is not None, probed=self.probe is not None,
+            draws=drawn, top_k=settings.top_k if drawn else 0, top_p=drawn and settings.top_p < 1,
+            sorts=drawn and settings.top_p < 1 and not settings.top_k,
+            scaled=settings.residual_scale != 1, logprobs=-1 if settings.logprobs is None else settings.logprobs,
+            watched=self.watch or bool(settings.stop) or settings.logprobs is not None, probed=self.probe is not None,
         )  # fmt: skip
 
 

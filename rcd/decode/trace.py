@@ -35,12 +35,12 @@ class Trace(NamedTuple):
     @classmethod
     def of(cls, rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> Trace:
         seen, nothing = made.seen, torch.zeros_like(made.seen.masked)
-        asked, token = made.spread(nothing, made.masked), made.spread(seen.ids, outcome.token)
+        predicted, token = made.spread(nothing, made.masked), made.spread(seen.ids, outcome.token)
         committed = made.spread(nothing, outcome.committed) & (token != seen.ids)
         after = rows.text[seen.row, seen.position]
-        draft = torch.where(asked, token, after)
+        draft = torch.where(predicted, token, after)
         blank = torch.zeros_like(seen.ids, dtype=outcome.confidence.dtype)
-        confidence = made.spread(blank, outcome.confidence).masked_fill(~asked, float("nan"))
+        confidence = made.spread(blank, outcome.confidence).masked_fill(~predicted, float("nan"))
         alpha = outcome.alpha
         kept = made.state < rows.nobody * (len(rows.step) // len(rows.active))  # elsewhere nothing is carried
         shown = blank if alpha is None else made.spread(blank, alpha * kept[:, None])

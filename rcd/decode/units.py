@@ -81,11 +81,12 @@ class Units:
             read = self._read(True, made.ids, slots, len(made.row))
             state = carry.refresh(state, read, self.target.codebook)
             window.refreshed(rows, made)
-        asked = made.asked(rows, window.terms, features)
+        inputs = made.inputs(rows, window.terms, features)
         if self.sparse and record is None:
-            asked = replace(asked, places=Open(asked.masked | asked.candidates, window.terms.config.batch_invariant))
+            open_ = Open(inputs.masked | inputs.candidates, apart=window.terms.config.batch_invariant)
+            inputs = replace(inputs, places=open_)
         outcome = denoise(
-            self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, asked,
+            self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, inputs,
             features.logprobs if features.logprobs >= 0 else None, None if record is None else partial(record, made),
         )  # fmt: skip
         if read is None:
