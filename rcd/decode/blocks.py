@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from rcd.carry.base import CarryState, places
+from rcd.decode.config import rounded
 from rcd.decode.flight import another, decoded_share, least, prefill_piece
-from rcd.decode.requests import Serving, Size, rounded
+from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Pass, Region, Rows, broken, finish, hand_on, move, picked, report, write
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
@@ -75,7 +76,7 @@ class Blocks(Window):
         """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
         have blocks in flight; of the others, for finished blocks, as rows will probably have finished one in the
         step still unheard of."""
-        served = rounded(sum(one.last.ahead for one in serving), rows * self.states)
+        served = min(rounded(sum(one.last.ahead for one in serving)), rows * self.states)
         likely = sum(one.last.masks <= math.ceil(rate) for one in serving)
         extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
         return served, served + extra

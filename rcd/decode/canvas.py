@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from rcd.carry.base import CarryState, places
-from rcd.decode.config import CACHED, canvas_length
-from rcd.decode.requests import Serving, Size, rounded
+from rcd.decode.config import CACHED, canvas_length, rounded
+from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Pass, Region, Rows, broken, chosen, finish, hand_on, in_blocks, move, picked, report, write
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
@@ -121,7 +121,7 @@ class Canvas(Window):
 
     def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
         served, low, length, count = self.exact_size(serving)
-        return rounded(served, rows), low, length, rounded(count, self.most) if length else count
+        return min(rounded(served), rows), low, length, min(rounded(count), self.most) if length else count
 
     def exact_size(self, serving: Sequence[Serving]) -> Size:
         """(rows served; the next shorter length of a whole pass, and its own, 0 for a part; blocks of a part or of the

@@ -63,7 +63,7 @@ class DecodeLoop:
         Where as many wait as may, the call waits for room, or is refused."""
         if threading.current_thread() is self._thread:  # it would wait for itself
             raise RCDError("a probe cannot decode with the pipeline that it watches; do it when the call is over.")
-        handle = Handle(request, self, events)
+        handle = Handle(request, self.cancel, events)
         with self._changed:
             while self.waiting >= self.most_waiting and not self._closed:
                 if not wait:

@@ -120,10 +120,3 @@ class Serving:
     def __post_init__(self) -> None:
         if self.pieces is not None:
             self.piece = next(self.pieces, None)
-
-
-def rounded(count: int, most: int) -> int:
-    """Up to the next of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, ..."""
-    power = 1 << (count - 1).bit_length()
-    between = 3 * power // 4
-    return min(between if power > 16 and between >= count else power, most)

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from rcd.decode.graphs import Replay, compiled
 from rcd.decode.model import Raw, SlotModel
+from rcd.decode.reporting import Trace
 from rcd.decode.requests import RowReport, Size
 from rcd.decode.rows import Pass, Rows, move
 from rcd.decode.slots import Slots
 from rcd.decode.step import Open, Rules, StepRecord, denoise
 from rcd.decode.terms import Features
-from rcd.decode.trace import Trace
 from rcd.decode.window import Window
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
@@ -106,10 +106,8 @@ class Units:
 
     def start(self, size: Size, generators: list[torch.Generator]) -> None:
         """One pass from which the carry of fresh rows starts."""
-        if generators:
-            self._started(size, generators)
-        else:
-            self.replay(("start", size), lambda: self._started(size, generators))
+        begin = partial(self._started, size, generators)
+        begin() if generators else self.replay(("start", size), begin)
 
     def _started(self, size: Size, generators: list[torch.Generator]) -> None:
         rows, window, carry = self.rows, self.window, self.rules.carry
@@ -117,9 +115,7 @@ class Units:
         ids, slots, row, state = window.starting(rows, *size, reference)
         read = self._read(reference, ids, slots, len(row))
         shape = (*row.shape, *read.logits.shape[-2:])
-        new = carry.begin(read, Passes(shape, ids.device, generators), self.target.codebook)
-        for kept, value in zip(rows.carry.tensors(), new.tensors(), strict=True):
-            kept[state] = value.to(kept.dtype)
+        rows.carry.write(state, carry.begin(read, Passes(shape, ids.device, generators), self.target.codebook))
         theirs = row == rows.number[:, None]
         bad = (theirs & ~torch.isfinite(read.normaliser).all(-1)).any(1)
         done = rows.fresh & theirs.any(1)
@@ -134,9 +130,8 @@ class Units:
         """A row's start that needs no pass, but its generator."""
         length, codebook = self.window.drawn_start(prompt, new), self.target.codebook
         passes = Passes((1, length, self.target.settings.vocab_size), codebook.device, [generator])
-        state, value = self.window.drawn_states(self.rows, row, self.rules.carry.begin(None, passes, codebook))
-        for kept, new_value in zip(self.rows.carry.tensors(), value.tensors(), strict=True):
-            kept[state] = new_value.to(kept.dtype)
+        begun = self.rules.carry.begin(None, passes, codebook)
+        self.rows.carry.write(*self.window.drawn_states(self.rows, row, begun))
         self.rows.fresh[row].fill_(False)
 
     def _read(self, reference: bool, ids: Tensor, slots: Slots, predicted: int) -> Distribution:
