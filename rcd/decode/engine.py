@@ -176,7 +176,7 @@ class Engine:
 
     @torch.inference_mode()
     def turn(self) -> list[Event]:
-        """Read on in the prompts, launch a step, and hear of the one before."""
+        """Read on in the prompts, launch a step, and read the report of the one before."""
         events: list[Event] = []
         try:
             events += self._read(PIECE_BUDGET)

@@ -266,7 +266,7 @@ _ENDING = threading.Event()
 
 
 def _closed() -> BaseException:
-    """What those hear who wait for a loop that is closed; a daemon thread ends silently with its interpreter."""
+    """What those are told who wait for a loop that is closed; a daemon thread ends silently with its interpreter."""
     return SystemExit() if _ENDING.is_set() else RCDError("this loop is closed; load the model again.")
 
 

@@ -31,11 +31,11 @@ def before_norm(model: DiffusionLM) -> Iterator[list[Tensor]]:
     found: list[Tensor] = []
     own = threading.get_ident()
 
-    def hear(_: Any, given: tuple[Tensor, ...]) -> None:
+    def note(_: Any, given: tuple[Tensor, ...]) -> None:
         if threading.get_ident() == own:
             found.append(given[0])
 
-    hook = model.backbone.norm.register_forward_pre_hook(hear)  # type: ignore[union-attr]
+    hook = model.backbone.norm.register_forward_pre_hook(note)  # type: ignore[union-attr]
     try:
         yield found
     finally:
