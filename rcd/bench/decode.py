@@ -171,7 +171,7 @@ class Runner:
         """(seconds, seconds of the process, whether it also stored a finished block) of one step."""
         if not self.engine.busy:
             self.fill()
-        waiting = any(one.due for one in self.engine.serving.values())
+        waiting = any(one.last.due for one in self.engine.serving.values())
         storing = waiting and self.load.window == "blockwise" and self.load.block_length > self.load.tokens_per_step
         before = self.engine.stats.passes
         found = timed(self.heard, self.model.device)

@@ -45,9 +45,10 @@ class CarryState:
         """The state of some rows of the batch."""
         return self.with_tensors([tensor[index] for tensor in self.tensors()])
 
-    def put(self, index: Tensor, other: Self) -> Self:
-        """The state with some rows replaced by those of another."""
-        return self.with_tensors([old.index_copy(0, index, new.to(old.dtype)) for old, new in self._pairs(other)])
+    def write(self, index: Tensor, other: Self) -> None:
+        """Replace some rows by those of another; in place."""
+        for old, new in self._pairs(other):
+            old[index] = new.to(old.dtype)
 
     def at(self, index_BW: Tensor) -> Self:
         """The state of some positions, each row's own."""

@@ -24,9 +24,9 @@ def found_stop(text: str, stops: tuple[str, ...]) -> int | None:
 class Answer:
     """`text` makes token ids a text; None: the answer has none, and no stop string is looked for."""
 
-    def __init__(self, row: int, asked: RequestSettings, eos: Sequence[int], text: Text | None):
-        self.row, self.asked, self.eos, self.text = row, asked, tuple(eos), text
-        self.ends = {*eos, *asked.stop_ids}
+    def __init__(self, row: int, settings: RequestSettings, eos: Sequence[int], text: Text | None):
+        self.row, self.settings, self.eos, self.text = row, settings, tuple(eos), text
+        self.ends = {*eos, *settings.stop_ids}
         self.reused = 0
         """Prompt tokens that did not have to be read."""
         self.ids: list[int] = []
@@ -47,36 +47,36 @@ class Answer:
                     best = tuple(zip(told.best_ids[j].tolist(), told.best[j].tolist(), strict=True))
                     self._logprobs[offset + j] = TokenLogprob(ids[j], float(told.token[j]), best)
         settled = next((k + 1 for k, token in enumerate(self.ids) if token in self.ends), len(self.ids))
-        return min(settled, self.asked.new_tokens)
+        return min(settled, self.settings.new_tokens)
 
     @property
     def stopped(self) -> bool:
         """Whether the text up to the first mask holds a stop string; one behind an end token is none."""
-        ids = self.ids[: self.asked.new_tokens]
-        if self.text is None or not self.asked.stop or len(ids) <= self._searched or self.ends & set(ids):
+        ids = self.ids[: self.settings.new_tokens]
+        if self.text is None or not self.settings.stop or len(ids) <= self._searched or self.ends & set(ids):
             return False
         recent = self.text(ids[max(0, self._searched - OVERLAP) :])
         self._searched = len(ids)
-        return found_stop(recent, self.asked.stop) is not None
+        return found_stop(recent, self.settings.stop) is not None
 
     def ended(self, new_ids: list[int], counts: Counts) -> Finished:
         """When no mask that matters is left of the new tokens."""
-        ids, reason = cut(new_ids, self.eos, self.asked.stop_ids, self.asked.new_tokens)
+        ids, reason = cut(new_ids, self.eos, self.settings.stop_ids, self.settings.new_tokens)
         return self._finished(ids, reason, counts)
 
     def cut(self, counts: Counts) -> Finished:
         """When a stop string was found before that."""
-        return self._finished(self.ids[: self.asked.new_tokens], "stop", counts)
+        return self._finished(self.ids[: self.settings.new_tokens], "stop", counts)
 
     def _finished(self, ids: list[int], reason: str, counts: Counts) -> Finished:
         """The answer; its text is cut where a stop string begins."""
         text, logprobs = None, None
         if self.text is not None:
             text = self.text(ids[:-1] if ids and ids[-1] in self.ends else ids)
-            at = found_stop(text, self.asked.stop)
+            at = found_stop(text, self.settings.stop)
             if at is not None:
                 text, reason = text[:at], "stop"
-        if self.asked.logprobs is not None:
+        if self.settings.logprobs is not None:
             nothing = float("nan")
             logprobs = tuple(self._logprobs.get(k, TokenLogprob(token, nothing)) for k, token in enumerate(ids))
         return Finished(self.row, ids, reason, counts, text, logprobs, time.perf_counter(), self.reused)

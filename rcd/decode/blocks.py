@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from rcd.carry.base import CarryState, places
+from rcd.decode.config import rounded
 from rcd.decode.flight import another, decoded_share, least, prefill_piece
-from rcd.decode.requests import Serving, Size, rounded
+from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Pass, Region, Rows, broken, finish, hand_on, move, picked, report, write
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
@@ -62,7 +63,7 @@ class Blocks(Window):
 
     def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
         first = self.origin(prompt)
-        return {"start": first, "ahead": 1}, {"left": first + self.terms.b - prompt, "ahead": min(2, self.states)}
+        return {"start": first, "ahead": 1}, {"masks": first + self.terms.b - prompt, "ahead": min(2, self.states)}
 
     def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
         """What stands before the first decoded block. LLaDA's prompt is one block, and one pass."""
@@ -75,15 +76,15 @@ class Blocks(Window):
         """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
         have blocks in flight; of the others, for finished blocks, as rows will probably have finished one in the
         step still unheard of."""
-        served = rounded(sum(one.ahead for one in serving), rows * self.states)
-        likely = sum(one.left <= math.ceil(rate) for one in serving)
+        served = min(rounded(sum(one.last.ahead for one in serving)), rows * self.states)
+        likely = sum(one.last.masks <= math.ceil(rate) for one in serving)
         extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
         return served, served + extra
 
     def exact_size(self, serving: Sequence[Serving]) -> Size:
         """The same where the host knows what every step did: no slot is computed in vain."""
-        served = sum(one.flying for one in serving)
-        return served, served + sum(one.due for one in serving)
+        served = sum(one.last.flying for one in serving)
+        return served, served + sum(one.last.due for one in serving)
 
     def start(self, fresh: Mapping[int, Serving]) -> tuple[tuple[int, ...], Size]:
         return tuple(fresh), (len(fresh),)
@@ -101,18 +102,18 @@ class Blocks(Window):
         b, seen = self.terms.b, Region.of(rows, rows.start, self.states, self.terms, filler=True)
         took, storing, row, block = self._placed(rows, rows.active, rows.pending, served, slots)
         own, going = row[:served], took[row[:served]]
-        asked = torch.where(going, own, rows.nobody)
-        at = torch.where(going, block[:served], 0)
+        row_P = torch.where(going, own, rows.nobody)
+        block_P = torch.where(going, block[:served], 0)
         left = self._left(seen.needed)
         flying = self._added(rows) & (left > 0)
         share = self._share(rows, seen, left)
-        wanted = least(share, flying, self._steps(rows), rows.steps, self.terms.config)[asked, at]
-        open_ = flying[asked, at][:, None]
-        masked = picked(seen.masked, asked, at, b) & going[:, None]
+        wanted = least(share, flying, self._steps(rows), rows.steps, self.terms.config)[row_P, block_P]
+        open_ = flying[row_P, block_P][:, None]
+        masked = picked(seen.masked, row_P, block_P, b) & going[:, None]
         ids, view = self._slots(rows, row, block)
         return Pass(
-            ids, view, seen, took, storing, asked, at, self._state(rows, asked, at), masked,
-            self.candidates(rows, seen, asked, at) & open_,
+            ids, view, seen, took, storing, row_P, block_P, self._state(rows, row_P, block_P), masked,
+            self.candidates(rows, seen, row_P, block_P) & open_,
             places(self.terms.carry, masked) & open_, wanted,
         )  # fmt: skip
 
@@ -223,7 +224,14 @@ class Blocks(Window):
         self, rows: Rows, active: Tensor, pending: Tensor, served: int, slots: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(rows that take a step, rows that only store; of each slot its row and its block, counted from the row's
-        first unfinished one)."""
+        first unfinished one). Two blocks in flight, row 0 with both, row 1 with one and a finished one behind it:
+
+            ahead  2 1    pending  0 1    served 3    slots 4
+            row    0 0 1 1                in flight: row 0's two, row 1's one; then what row 1 has to store
+            block  0 1 0 -1
+
+        With slots = 3 nothing is left for storing: row 1 stores in the slot of its own (block -1), and takes no step.
+        """
         nobody = rows.nobody
         ahead = torch.where(active, rows.ahead, 0)
         at = ahead.cumsum(0) - ahead

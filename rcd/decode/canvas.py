@@ -11,15 +11,15 @@ Shapes: as in `rcd.decode.rows`; J blocks of the longest answer, A rows that a p
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rcd.carry.base import CarryState, places
-from rcd.decode.config import CACHED, canvas_length
-from rcd.decode.requests import Serving, Size, rounded
+from rcd.decode.config import CACHED, canvas_length, rounded
+from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Pass, Region, Rows, broken, chosen, finish, hand_on, in_blocks, move, picked, report, write
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
@@ -96,18 +96,17 @@ class Canvas(Window):
         return needed if self.terms.config.batch_invariant else canvas_length(needed)
 
     def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
-        b, blocks = self.terms.b, -(-new // self.terms.b)
-        known = {"left": b, "ahead": blocks, "blocks": blocks, "due": 1, "length": self.needs(prompt, new)}
+        known = {"masks": self.terms.b, "ahead": -(-new // self.terms.b), "due": 1}
         return {"start": prompt, "ahead": 1, "pending": 1}, known
 
-    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
+    def must_wait(self, serving: Mapping[int, Serving], rate: float) -> bool:
         """Whether a row may have become due in a step that is still unheard of. What comes next is then another kind of
         pass, and the host waits; at most once a block and row, and once for every refresh."""
         if self.shared:
             return False
         return any(
-            one.due or one.left <= math.ceil(rate) or (self.every is not None and (one.step + 1) % self.every == 0)
-            for one in serving.values()
+            one.due or one.masks <= math.ceil(rate) or (self.every is not None and (one.step + 1) % self.every == 0)
+            for one in (each.last for each in serving.values())
         )
 
     def next(self, serving: Mapping[int, Serving]) -> tuple[int, ...]:
@@ -118,23 +117,27 @@ class Canvas(Window):
 
     def _kind(self, one: Serving) -> tuple[int, int]:
         """What the rows of a pass have in common."""
-        return (one.length, 0) if one.due else (0, one.ahead if self.suffix else 1)
+        return (one.length, 0) if one.last.due else (0, one.last.ahead if self.suffix else 1)
 
     def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
         served, low, length, count = self.exact_size(serving)
-        return rounded(served, rows), low, length, rounded(count, self.most) if length else count
+        return min(rounded(served), rows), low, length, min(rounded(count), self.most) if length else count
 
     def exact_size(self, serving: Sequence[Serving]) -> Size:
         """(rows served; the next shorter length of a whole pass, and its own, 0 for a part; blocks of a part or of the
         answers)."""
         length, part = self._kind(serving[0])
-        return len(serving), self._below(length), length, part or max(one.blocks for one in serving)
+        return len(serving), self._below(length), length, part or self._most_blocks(serving)
 
     def start(self, fresh: Mapping[int, Serving]) -> tuple[tuple[int, ...], Size]:
         """Those that are as long as the first."""
         length = next(iter(fresh.values())).length
         same = {row: one for row, one in fresh.items() if one.length == length}
-        return tuple(same), (len(same), self._below(length), length, max(one.blocks for one in same.values()))
+        return tuple(same), (len(same), self._below(length), length, self._most_blocks(same.values()))
+
+    def _most_blocks(self, serving: Iterable[Serving]) -> int:
+        """Of the longest answer."""
+        return -(-max(one.request.settings.new_tokens for one in serving) // self.terms.b)
 
     def _below(self, length: int) -> int:
         """The longest text that needs less than such a whole pass; 0 for a part."""
@@ -153,18 +156,18 @@ class Canvas(Window):
         kind = self._long(rows, low, length) if length else (self._left(rows) == count) | (not self.suffix)
         took, row = chosen(rows, rows.active & (rows.pending == int(length > 0)) & kind, served)
         current = self._current(rows)
-        asked, at = self._asked(rows, row, current, length, count)
-        here = (at == current[asked]) & (asked < rows.nobody)
-        scope = (asked < rows.nobody) if self.carried else here
-        masked = picked(seen.masked, asked, at, terms.b)
-        inject = places(terms.carry, masked) & picked(seen.output, asked, at, terms.b) & scope[:, None]
-        state = self._state(rows, asked, at, here)
-        total = (rows.limit - rows.start)[asked].clamp_max(terms.b)
-        steps = torch.where(rows.steps > 0, rows.steps, terms.b)[asked]
-        ids, slots = self._slots(rows, row, asked, at, length, count)
-        candidates = self.candidates(rows, seen, asked, at) & here[:, None]
+        row_P, block_P = self._predicted(rows, row, current, length, count)
+        here = (block_P == current[row_P]) & (row_P < rows.nobody)
+        scope = (row_P < rows.nobody) if self.carried else here
+        masked = picked(seen.masked, row_P, block_P, terms.b)
+        inject = places(terms.carry, masked) & picked(seen.output, row_P, block_P, terms.b) & scope[:, None]
+        state = self._state(rows, row_P, block_P, here)
+        total = (rows.limit - rows.start)[row_P].clamp_max(terms.b)
+        steps = torch.where(rows.steps > 0, rows.steps, terms.b)[row_P]
+        ids, slots = self._slots(rows, row, row_P, block_P, length, count)
+        candidates = self.candidates(rows, seen, row_P, block_P) & here[:, None]
         return Pass(
-            ids, slots, seen, took, torch.zeros_like(took), asked, at, state, masked, candidates, inject,
+            ids, slots, seen, took, torch.zeros_like(took), row_P, block_P, state, masked, candidates, inject,
             quota(total, steps, rows.step[state]) * here,
         )  # fmt: skip
 
@@ -173,10 +176,10 @@ class Canvas(Window):
     ) -> tuple[Tensor, Slots, Tensor, Tensor]:
         """(ids, slots, rows [P], states [P]): a plain pass over the whole canvas of the rows that are fresh."""
         _, row = chosen(rows, rows.active & rows.fresh & self._long(rows, low, length), served)
-        asked, at = self._asked(rows, row, self._current(rows), length, count)
-        here = (at == self._current(rows)[asked]) & (asked < rows.nobody)
-        ids, slots = self._slots(rows, row, asked, at, length, count)
-        return ids, slots, asked, self._state(rows, asked, at, here)
+        row_P, block_P = self._predicted(rows, row, self._current(rows), length, count)
+        here = (block_P == self._current(rows)[row_P]) & (row_P < rows.nobody)
+        ids, slots = self._slots(rows, row, row_P, block_P, length, count)
+        return ids, slots, row_P, self._state(rows, row_P, block_P, here)
 
     def drawn_start(self, prompt: int, new: int) -> int:
         return new
@@ -224,12 +227,15 @@ class Canvas(Window):
         needed = rows.prompt + blocks * self.terms.b
         return (needed > low) & (needed <= length)
 
-    def _state(self, rows: Rows, asked: Tensor, at: Tensor, here: Tensor) -> Tensor:
-        return asked * self.states + at if self.carried else torch.where(here, asked, rows.nobody)
+    def _state(self, rows: Rows, row_P: Tensor, block_P: Tensor, here: Tensor) -> Tensor:
+        return row_P * self.states + block_P if self.carried else torch.where(here, row_P, rows.nobody)
 
-    def _asked(self, rows: Rows, row: Tensor, current: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
+    def _predicted(self, rows: Rows, row: Tensor, current: Tensor, length: int, count: int) -> tuple[Tensor, Tensor]:
         """Of each predicted block its row, nobody's behind the answer, and its number: the first ones of all rows, then
-        the second ones."""
+        the second ones. Rows 0 and 2, with answers of two blocks and of one, and blocks 0 and 1 of both:
+
+            row  0 2 0 nobody    block  0 0 1 0
+        """
         count = count if self.wide else 1
         first = torch.zeros_like(row) if length and self.wide else current[row]
         block = (first + torch.arange(count, device=row.device)[:, None]).flatten()
@@ -238,7 +244,7 @@ class Canvas(Window):
         return torch.where(there, row, rows.nobody), torch.where(there, block, 0)
 
     def _slots(
-        self, rows: Rows, row: Tensor, asked: Tensor, at: Tensor, length: int, count: int
+        self, rows: Rows, row: Tensor, row_P: Tensor, block_P: Tensor, length: int, count: int
     ) -> tuple[Tensor, Slots]:
         """(ids, slots): every row's canvas, or its blocks from the current one on. A part also reads the token left of
         it where that predicts its first position (Dream's shift), and keeps that token's keys and values."""
@@ -247,10 +253,10 @@ class Canvas(Window):
         start = torch.zeros_like(row) if length else (rows.start[row] - shift).clamp_min(0)
         wide = length or count * b + shift
         position = start[:, None] + torch.arange(wide, device=row.device)
-        slot = torch.arange(len(asked), device=row.device)[:, None] % len(row)
-        inside = (rows.prompt[asked] + at * b)[:, None] - start[slot] + torch.arange(b, device=row.device)
+        slot = torch.arange(len(row_P), device=row.device)[:, None] % len(row)
+        inside = (rows.prompt[row_P] + block_P * b)[:, None] - start[slot] + torch.arange(b, device=row.device)
         # a block that is not there stands at the prompt's first token, where no carry enters
-        inside = torch.where((asked < rows.nobody)[:, None], inside, 0)
+        inside = torch.where((row_P < rows.nobody)[:, None], inside, 0)
         end = rows.limit[row].clamp_min(1)[:, None].expand(-1, wide)
         sources = (slot, (inside - shift).clamp_min(0)) if shift else None
         slots = Slots(

@@ -39,10 +39,11 @@ def _room(model: ModelSettings, window: str, block: int, prompt: int) -> int:
     return room // block * block if window == "d2f" else room
 
 
-def rounded_length(length: int) -> int:
-    """Up to 16, 24, 32, 48, 64, 96, 128, ...: few sizes, none of them half empty."""
-    power = max(16, 1 << (length - 1).bit_length())
-    return 3 * power // 4 if 3 * power // 4 >= max(length, 16) else power
+def rounded(count: int) -> int:
+    """Up to the next of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, ...: few sizes, none of them half empty."""
+    power = 1 << (count - 1).bit_length()
+    between = 3 * power // 4
+    return between if power > 16 and between >= count else power
 
 
 def canvas_length(needed: int) -> int:
@@ -150,7 +151,7 @@ class DecodeConfig(RequestSettings):
         canvas is one in any larger block, so that requests of several lengths share an engine."""
         block = self.block
         if model.attention != "block_causal" and self.window != "d2f" and block == self.new_tokens:
-            block = self.new_tokens if self.batch_invariant else rounded_length(self.new_tokens)
+            block = self.new_tokens if self.batch_invariant else max(16, rounded(self.new_tokens))
         plain = RequestSettings()
         return replace(self, block_length=block, **{name: getattr(plain, name) for name in REQUEST})
 

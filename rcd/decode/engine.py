@@ -17,7 +17,7 @@ from functools import reduce
 import torch
 
 from rcd import registry
-from rcd.decode import telling
+from rcd.decode import reporting
 from rcd.decode.answers import Answer, Text
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Failed
@@ -25,8 +25,8 @@ from rcd.decode.model import SlotModel
 from rcd.decode.prefixes import Prefixes
 from rcd.decode.probe import Prober
 from rcd.decode.prompts import PIECE_BUDGET, PromptReader, sent
-from rcd.decode.requests import Request, Serving, Stats
-from rcd.decode.rows import KNOBS, Rows
+from rcd.decode.requests import Request, RowReport, Serving, Stats
+from rcd.decode.rows import Rows
 from rcd.decode.step import Rules
 from rcd.decode.stopping import check_prompts
 from rcd.decode.terms import Features, Terms
@@ -128,28 +128,27 @@ class Engine:
                 raise RCDError(f"all {self.rows_most} rows are taken; wait until one is free.")
         except RCDError as error:
             return Failed(request.row, str(error))
-        self._enter(row, request, prompt)
+        self._enter(row, request, prompt, total)
         return None
 
-    def _enter(self, row: int, request: Request, prompt: list[int]) -> None:
+    def _enter(self, row: int, request: Request, prompt: list[int], total: int) -> None:
         """Write the request into its row."""
-        asked, eos, length = request.settings, self.model.settings.eos_token_ids, len(prompt)
-        values = {name: getattr(asked, name) for name in KNOBS if name != "scale"}
-        starts = self.window.terms.starts
-        own, known = self.window.begin(length, asked.new_tokens)
+        settings, model, length, starts = request.settings, self.model, len(prompt), self.window.terms.starts
+        own, known = self.window.begin(length, settings.new_tokens)
         self.rows.enter(
-            row, sent(prompt, self.model.device), [*eos, *asked.stop_ids], self.model.settings.mask_token_id,
-            prompt=length, limit=length + asked.new_tokens, serial=-1, seed=signed(asked.seed), fresh=starts,
-            steps=asked.num_inference_steps or 0, top_k=asked.top_k, scale=asked.residual_scale, **values,
+            row, sent(prompt, model.device), [*model.settings.eos_token_ids, *settings.stop_ids],
+            model.settings.mask_token_id, prompt=length, limit=length + settings.new_tokens, serial=-1, fresh=starts,
+            seed=signed(settings.seed), steps=settings.num_inference_steps or 0, scale=settings.residual_scale,
+            **{name: getattr(settings, name) for name in ("threshold", "factor", "temperature", "top_p", "top_k")},
             **own,
         )  # fmt: skip
-        place = self.model.device if self.model.device.type == "cuda" else torch.device("cpu")
-        draws = self.window.terms.carry.start_draws
+        generator = None
+        if self.window.terms.carry.start_draws:
+            place = model.device if model.device.type == "cuda" else torch.device("cpu")
+            generator = torch.Generator(place).manual_seed(settings.seed)
         self.serving[row] = one = Serving(
-            request, next(self._serials), Answer(request.row, asked, eos, self.text), fresh=starts,
-            pieces=self.window.prefill(length), prompt=prompt,
-            generator=torch.Generator(place).manual_seed(asked.seed) if draws else None,
-            **known,  # type: ignore[arg-type]
+            request, next(self._serials), Answer(request.row, settings, model.settings.eos_token_ids, self.text),
+            prompt, RowReport(fresh=starts, **known), total, pieces=self.window.prefill(length), generator=generator,
         )  # fmt: skip
         if one.piece is None:
             self.prompts.begin(row, one)
@@ -177,18 +176,18 @@ class Engine:
 
     @torch.inference_mode()
     def turn(self) -> list[Event]:
-        """Read on in the prompts, launch a step, and hear of the one before."""
+        """Read on in the prompts, launch a step, and read the report of the one before."""
         events: list[Event] = []
         try:
             events += self._read(PIECE_BUDGET)
-            while self._flying and self.window.must_hear(self.deciding(), self._rate):
-                events += self._hear(self._flying.popleft())
+            while self._flying and self.window.must_wait(self.deciding(), self._rate):
+                events += self._poll()
             if self.deciding():
                 self._start()
                 self._flying.append(self._launch())
-                events += telling.mistaken(self)
+                events += reporting.failed_probes(self)
             while self._flying and (len(self._flying) > self.lag or not self.deciding()):
-                events += self._hear(self._flying.popleft())
+                events += self._poll()
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
@@ -232,22 +231,20 @@ class Engine:
     def _start(self) -> None:
         """The passes (or draws) from which fresh rows' carries start."""
         carry = self.window.terms.carry
-        while fresh := {row: one for row, one in self.deciding().items() if one.fresh}:
+        while fresh := {row: one for row, one in self.deciding().items() if one.last.fresh}:
             if carry.start_pass == "none":
+                chosen = tuple(fresh)
                 for row, one in fresh.items():
                     self.units.draw(row, len(one.prompt), one.request.settings.new_tokens, one.generator)
-                    one.fresh = False
-                return
-            chosen, size = self.window.start(fresh)
-            self.units.start(size, [fresh[row].generator for row in chosen if carry.start_draws])
-            self.stats.starts += 1
-            for row in chosen:
-                one = fresh[row]
-                one.fresh = False
-                if carry.start_pass == "reference":
-                    one.references += 1
-                else:
-                    one.starts, one.due = one.starts + 1, 0 if self.window.stores_at_start else one.due
+            else:
+                chosen, size = self.window.start(fresh)
+                self.units.start(size, [fresh[row].generator for row in chosen if carry.start_draws])
+                self.stats.starts += 1
+            for one in map(fresh.__getitem__, chosen):
+                stored = carry.start_pass == "own" and self.window.stores_at_start
+                one.last = one.last._replace(fresh=0, due=0 if stored else one.last.due)
+                one.references += carry.start_pass == "reference"
+                one.starts += carry.start_pass == "own"
 
     def _launch(self) -> Report:
         deciding = self.deciding()
@@ -256,31 +253,32 @@ class Engine:
         features = reduce(Features.join, (one.request.features for one in deciding.values()))
         size = self.window.size(chosen, self.rows_most, self._rate) if self.lag else self.window.exact_size(chosen)
         record = Prober(self, rows) if features.probed else None
-        told = self.units.launch(size, features, rows, record)
+        report = self.units.launch(size, features, rows, record)
         self.stats.passes += 1
         self.stats.slots += self.window.slots(size)
         for one in chosen:
             one.tick = self.stats.passes
-        return told
+        return report
 
-    def _hear(self, told: Report) -> list[Event]:
-        """Read a report: what every row did, and which have ended."""
-        told.wait()
-        values = told.values.tolist()
-        events = telling.told(self, told, values)
+    def _poll(self) -> list[Event]:
+        """Read the oldest report: what every row did, and which have ended."""
+        report = self._flying.popleft()
+        report.wait()
+        rows = [RowReport(*values) for values in report.values.tolist()]
+        events = reporting.steps(self, report.trace, rows)
         for row, one in list(self.deciding().items()):
-            serial, active, due, ahead, left, step, flying, denoised, stored, broken, fresh = values[row]
-            if serial != one.serial:
+            before, now = one.last, rows[row]
+            if now.serial != one.serial:
                 continue
-            if denoised > one.last and one.left > left:
-                self._rate += 0.1 * (max(1, one.left - left) / (denoised - one.last) - self._rate)
-            one.hear(due, ahead, left, step, flying, denoised, fresh)
-            if active:
+            if now.denoised > before.denoised and before.masks > now.masks:
+                self._rate += 0.1 * ((before.masks - now.masks) / (now.denoised - before.denoised) - self._rate)
+            one.last = now
+            if now.active:
                 continue
             self.stats.idle += sum(row in later.rows for later in self._flying)
-            events.append(telling.ended(self, row, one, stored, broken))
+            events.append(reporting.finished(self, row, one))
             self.drop(row)
-            for model in self.models if broken else ():
+            for model in self.models if now.broken else ():
                 model.cache.clear(row)
         return events
 
@@ -289,7 +287,7 @@ class Engine:
         answered."""
         events: list[Event] = []
         while self._flying:
-            events += self._hear(self._flying.popleft())
+            events += self._poll()
         dropped = [one.request.row for one in self.serving.values()]
         self.drop_all()
         if self.model.device.type == "cuda":

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from rcd.decode.events import Event, Failed, Finished, Step
 from rcd.decode.requests import Request
 from rcd.errors import RCDError, first_line
-
-
-class Canceller(Protocol):
-    def cancel(self, handle: Handle) -> None: ...
 
 
 class Sink(Protocol):
@@ -27,9 +23,9 @@ Events = queue.SimpleQueue[Event | BaseException]
 class Handle:
     """One submitted request: its events, in order; its answer; its cancellation. Safe from any thread."""
 
-    def __init__(self, request: Request, loop: Canceller, events: Sink | None = None):
+    def __init__(self, request: Request, cancel: Callable[[Handle], None], events: Sink | None = None):
         """`events`: what hears of them instead, such as a queue that several requests share."""
-        self.request, self._loop = request, loop
+        self.request, self._cancel = request, cancel
         self._own: Events = queue.SimpleQueue()
         self._events: Sink = self._own if events is None else events
         self.number = -1
@@ -58,7 +54,7 @@ class Handle:
     def cancel(self) -> None:
         """Free its row at the next step. A request that is done stays so."""
         if not self.done:
-            self._loop.cancel(self)
+            self._cancel(self)
 
     def put(self, event: Event | BaseException) -> None:
         if not self.done:

@@ -8,9 +8,7 @@ failure of an engine or of the loop reaches everyone who waits for it, and the n
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
 import threading
 import time
 import weakref
@@ -19,8 +17,9 @@ from dataclasses import replace
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Step
 from rcd.decode.handle import Handle, Sink
-from rcd.decode.lines import Line, Plan
+from rcd.decode.loop_thread import LOOPS, closed_error, drive
 from rcd.decode.prefixes import Prefixes
+from rcd.decode.queues import EngineQueue, Plan
 from rcd.decode.requests import Request
 from rcd.errors import QueueFull, RCDError
 
@@ -42,14 +41,14 @@ class DecodeLoop:
     ):  # fmt: skip
         self.most_waiting, self.linger, self.most_rows, self.memory = most_waiting, linger, most_rows, memory
         self._prefix_bytes = prefix_bytes
-        self._closed = False
+        self.closed = False
         self.begin()
-        _LOOPS.add(self)
+        LOOPS.add(self)
 
     def begin(self) -> None:
         """As nobody has asked yet: also in a forked process, which has no thread and whose locks may be held by those
         that it does not have."""
-        self._lines: list[Line] = []
+        self._queues: list[EngineQueue] = []
         self._changed = threading.Condition()
         self._cancelled: list[Handle] = []
         self._thread: threading.Thread | None = None
@@ -69,19 +68,19 @@ class DecodeLoop:
                 f"a text of {plan.capacity} positions needs {needed:.2f} MiB of cache and {most:.2f} may be used; "
                 "shorten it."
             )
-        handle = Handle(request, self, events)
+        handle = Handle(request, self.cancel, events)
         with self._changed:
-            while self.waiting >= self.most_waiting and not self._closed:
+            while self.waiting >= self.most_waiting and not self.closed:
                 if not wait:
                     raise QueueFull(
                         f"the queue is full: {self.waiting} requests wait already; try again when some are answered."
                     )
                 self._changed.wait(1.0)
-            if self._closed:
-                raise _closed()
+            if self.closed:
+                raise closed_error()
             self._number += 1
             handle.number = self._number
-            self._line(plan).waiting.append(handle)
+            self._queue(plan).waiting.append(handle)
             self._run()
             self._changed.notify_all()
         return handle
@@ -94,7 +93,7 @@ class DecodeLoop:
     def close(self) -> None:
         """Tell everyone who waits, and end the thread."""
         with self._changed:
-            self._closed, thread = True, self._thread
+            self.closed, thread = True, self._thread
             self._changed.notify_all()
         if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSING)
@@ -102,28 +101,28 @@ class DecodeLoop:
     @property
     def waiting(self) -> int:
         """Requests that no row serves yet."""
-        return sum(len(line.waiting) for line in list(self._lines))
+        return sum(len(queue.waiting) for queue in list(self._queues))
 
     @property
     def serving(self) -> int:
-        return sum(len(line.serving) for line in list(self._lines))
+        return sum(len(queue.serving) for queue in list(self._queues))
 
     @property
     def engines(self) -> list[Engine]:
-        return [line.engine for line in list(self._lines) if line.engine is not None]
+        return [queue.engine for queue in list(self._queues) if queue.engine is not None]
 
-    def _line(self, plan: Plan) -> Line:
+    def _queue(self, plan: Plan) -> EngineQueue:
         """The roomiest that suits, so that smaller ones of its kind run empty. A new one is twice as roomy as they, so
         that texts that grow longer and longer need few engines. The last used one stands last."""
-        suiting = [line for line in self._lines if line.suits(plan)]
+        suiting = [queue for queue in self._queues if queue.suits(plan)]
         if suiting:
-            line = max(suiting, key=lambda line: line.plan.capacity)
+            queue = max(suiting, key=lambda queue: queue.plan.capacity)
         else:
-            alike = [line.plan.capacity for line in self._lines if line.plan.key == plan.key]
+            alike = [queue.plan.capacity for queue in self._queues if queue.plan.key == plan.key]
             roomy = max([plan.capacity, *(2 * capacity for capacity in alike if capacity < plan.capacity)])
-            line = Line(replace(plan, capacity=roomy if self._allowed(plan, 1, roomy) else plan.capacity))
-        self._lines = [*(other for other in self._lines if other is not line), line]
-        return line
+            queue = EngineQueue(replace(plan, capacity=roomy if self._allowed(plan, 1, roomy) else plan.capacity))
+        self._queues = [*(other for other in self._queues if other is not queue), queue]
+        return queue
 
     def _allowed(self, plan: Plan, rows: int, capacity: int) -> bool:
         return self.memory is None or plan.size(rows, capacity) <= self.memory
@@ -133,123 +132,126 @@ class DecodeLoop:
     def _run(self) -> None:
         """Start the thread, if there is none."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=_drive, args=(weakref.ref(self), self._changed), name="rcd-decode")
+            self._thread = threading.Thread(target=drive, args=(weakref.ref(self),), name="rcd-decode")
             self._thread.daemon = True
             self._thread.start()
 
     def turn(self) -> bool:
         """One turn of every engine; False if there was nothing to do."""
         with self._changed:
-            lines, cancelled = list(self._lines), self._cancelled
+            queues, cancelled = list(self._queues), self._cancelled
             self._cancelled = []
         for handle in cancelled:
-            self._drop(handle, lines)
+            self._drop(handle, queues)
         worked, before = bool(cancelled), math.inf
-        for line in sorted(lines, key=lambda line: (line.engine is not None, line.first)):
-            if line.idle:
+        for queue in sorted(queues, key=lambda queue: (queue.engine is not None, queue.first)):
+            if queue.idle:
                 continue
             worked = True
             try:
-                engine = line.engine or (self._make(line) if line.first < before else None)
+                engine = queue.engine or (self._make(queue) if queue.first < before else None)
                 if engine is None:
-                    before = min(before, line.first)
+                    before = min(before, queue.first)
                     continue
-                self._admit(line, engine, before)
+                self._admit(queue, engine, before)
                 for event in engine.turn():
-                    self._tell(line, event)
+                    self._tell(queue, event)
             except BaseException as error:
-                self._abandon(line, error)
+                self._abandon(queue, error)
                 if not isinstance(error, Exception):
                     raise
         return worked
 
-    def _make(self, line: Line) -> Engine | None:
-        """The engine of a line, if there is room for it. None: it waits until another one has run empty."""
-        plan = line.plan
+    def _make(self, queue: EngineQueue) -> Engine | None:
+        """The engine of a queue, if there is room for it. None: it waits until another one has run empty."""
+        plan = queue.plan
         rows = plan.rows if self.most_rows is None else min(plan.rows, self.most_rows)
         while rows > 1 and not self._allowed(plan, rows, plan.capacity):
             rows -= 1
         needed = plan.size(rows, plan.capacity)
-        if not self._cleared(line, needed):
+        if not self._cleared(queue, needed):
             return None
         self.made += 1
-        line.engine, line.bytes = plan.make(rows, plan.capacity, self.prefixes), needed
-        return line.engine
+        queue.engine, queue.bytes = plan.make(rows, plan.capacity, self.prefixes), needed
+        return queue.engine
 
-    def _cleared(self, line: Line, needed: int) -> bool:
+    def _cleared(self, queue: EngineQueue, needed: int) -> bool:
         """Whether there is room, after engines that nobody uses have gone: of the same key, and as many as need be."""
         with self._changed:
-            spare = [other for other in self._lines if other.spare(line.first)]
-            for other in [other for other in spare if other.idle and other.plan.key == line.plan.key]:
+            spare = [other for other in self._queues if other.spare(queue.first)]
+            for other in [other for other in spare if other.idle and other.plan.key == queue.plan.key]:
                 spare.remove(other)
-                self._lines.remove(other)
+                self._queues.remove(other)
             while spare and not self._room(needed):
                 other = spare.pop(0)
                 other.engine = None  # whoever waits for it waits for another one
                 if other.idle:
-                    self._lines.remove(other)
+                    self._queues.remove(other)
             return self._room(needed)
 
     def _room(self, needed: int) -> bool:
-        made = [line for line in self._lines if line.engine is not None]
+        made = [queue for queue in self._queues if queue.engine is not None]
         if not made:
             return True
-        few = len(made) < MOST_ENGINES and sum(line.idle for line in made) < MOST_UNUSED
-        return few and (self.memory is None or needed + sum(line.bytes for line in made) <= self.memory)
+        few = len(made) < MOST_ENGINES and sum(queue.idle for queue in made) < MOST_UNUSED
+        return few and (self.memory is None or needed + sum(queue.bytes for queue in made) <= self.memory)
 
-    def _admit(self, line: Line, engine: Engine, before: float) -> None:
+    def _admit(self, queue: EngineQueue, engine: Engine, before: float) -> None:
         """Give free rows to those who wait; where another engine waits for room, only to those who came before its
         first, so that its turn comes."""
-        while line.waiting and engine.free:
+        while queue.waiting and engine.free:
             with self._changed:
-                if line.first > before or not line.waiting:
+                if queue.first > before or not queue.waiting:
                     return
-                handle = line.waiting.popleft()
+                handle = queue.waiting.popleft()
                 self._changed.notify_all()
             if handle.done:
                 continue
-            line.serving[handle.number] = handle
+            queue.serving[handle.number] = handle
             handle.admitted = time.perf_counter()
             failed = engine.admit(handle.request.numbered(handle.number))
             if failed is not None:
-                self._tell(line, failed)
+                self._tell(queue, failed)
 
-    def _tell(self, line: Line, event: Event) -> None:
-        handle = line.serving.get(event.row) if isinstance(event, Step) else line.serving.pop(event.row, None)
+    def _tell(self, queue: EngineQueue, event: Event) -> None:
+        handle = queue.serving.get(event.row) if isinstance(event, Step) else queue.serving.pop(event.row, None)
         if handle is not None:
             handle.put(event.renamed(handle.request.row))
 
-    def _drop(self, handle: Handle, lines: list[Line]) -> None:
+    def _drop(self, handle: Handle, queues: list[EngineQueue]) -> None:
         if handle.done:
             return
-        for line in lines:
+        for queue in queues:
             with self._changed:
-                if handle in line.waiting:
-                    line.waiting.remove(handle)
+                if handle in queue.waiting:
+                    queue.waiting.remove(handle)
                     self._changed.notify_all()
-                if line.engine is None and not line.waiting and line in self._lines:
-                    self._lines.remove(line)
-            if line.serving.pop(handle.number, None) is not None and line.engine is not None:
-                line.engine.cancel(handle.number)
+                if queue.engine is None and not queue.waiting and queue in self._queues:
+                    self._queues.remove(queue)
+            if queue.serving.pop(handle.number, None) is not None and queue.engine is not None:
+                queue.engine.cancel(handle.number)
         handle.put(Failed(handle.request.row, "the request was cancelled.", cancelled=True))
 
-    def _abandon(self, line: Line, error: BaseException) -> None:
+    def _abandon(self, queue: EngineQueue, error: BaseException) -> None:
         """The engine is lost, and everyone who waits for it is told."""
         with self._changed:
-            if line in self._lines:
-                self._lines.remove(line)
-            told = [*line.serving.values(), *line.waiting]
-            line.serving.clear()
-            line.waiting.clear()
+            if queue in self._queues:
+                self._queues.remove(queue)
+            told = [*queue.serving.values(), *queue.waiting]
+            queue.serving.clear()
+            queue.waiting.clear()
             self._changed.notify_all()
         for handle in told:
             handle.put(error)
 
     def abandon_all(self, error: BaseException) -> None:
-        for line in list(self._lines):
-            self._abandon(line, error)
+        """Tell everyone who waits; the thread ends."""
+        for queue in list(self._queues):
+            self._abandon(queue, error)
         for handle in self._cancelled:
             handle.put(error)
+        with self._changed:
+            self._thread = None
 
     def rest(self) -> bool:
         """Wait for work; True when the thread should end."""
@@ -260,51 +262,4 @@ class DecodeLoop:
             return True
 
     def _wanted(self) -> bool:
-        return self._closed or bool(self._cancelled) or any(not line.idle for line in self._lines)
-
-
-_LOOPS: weakref.WeakSet[DecodeLoop] = weakref.WeakSet()
-_ENDING = threading.Event()
-"""Set while the interpreter ends."""
-
-
-def _closed() -> BaseException:
-    """What those hear who wait for a loop that is closed; a daemon thread ends silently with its interpreter."""
-    return SystemExit() if _ENDING.is_set() else RCDError("this loop is closed; load the model again.")
-
-
-@atexit.register
-def _close_all() -> None:
-    """A thread that still computes while the interpreter ends would crash it."""
-    _ENDING.set()
-    for loop in list(_LOOPS):
-        loop.close()
-
-
-def _forked() -> None:
-    for loop in list(_LOOPS):
-        loop.begin()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-def _drive(held: weakref.ref[DecodeLoop], changed: threading.Condition) -> None:
-    """The thread's work."""
-    while True:
-        loop = held()
-        if loop is None:
-            return
-        try:
-            if loop._closed:
-                loop.abandon_all(_closed())
-                return
-            if not loop.turn() and loop.rest():
-                return
-        except BaseException as error:
-            loop.abandon_all(error)
-            with changed:
-                loop._thread = None
-            return
-        del loop
+        return self.closed or bool(self._cancelled) or any(not queue.idle for queue in self._queues)

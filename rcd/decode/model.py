@@ -31,11 +31,11 @@ def before_norm(model: DiffusionLM) -> Iterator[list[Tensor]]:
     found: list[Tensor] = []
     own = threading.get_ident()
 
-    def hear(_: Any, given: tuple[Tensor, ...]) -> None:
+    def note(_: Any, given: tuple[Tensor, ...]) -> None:
         if threading.get_ident() == own:
             found.append(given[0])
 
-    hook = model.backbone.norm.register_forward_pre_hook(hear)  # type: ignore[union-attr]
+    hook = model.backbone.norm.register_forward_pre_hook(note)  # type: ignore[union-attr]
     try:
         yield found
     finally:
@@ -110,8 +110,8 @@ class SlotModel:
         """The input embeddings [N, Q, D], the carry's part among them (Eq. 2)."""
         embeds = self.model.embed(ids_NQ)
         count = inject.shape[0]
-        asked = embeds[:count] if at is None else embeds[at]
-        injected = carry.inject(asked, inject, state, self.model.carry_parameters)
+        chosen = embeds[:count] if at is None else embeds[at]
+        injected = carry.inject(chosen, inject, state, self.model.carry_parameters)
         return embeds.slice_scatter(injected, end=count) if at is None else embeds.index_put(at, injected)
 
     def _own(self, ids: Tensor) -> Tensor:

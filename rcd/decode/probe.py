@@ -86,12 +86,12 @@ class Prober:
 
         before, model = step.before.rows(mine), engine.model
         plain = model.embed(made.seen.ids[row].unflatten(0, (-1, b))[made.block[mine]])
-        carry, inject = engine.window.terms.carry, step.asked.inject[mine]
+        carry, inject = engine.window.terms.carry, step.inputs.inject[mine]
         inputs = carry.inject(plain, inject, before, model.carry_parameters).flatten(0, 1)[inside]
         raw = step.prediction.raw
         return Look(
             row=one.request.row, number=int(engine.rows.denoised[row]) + 1, places=position[inside] - len(one.prompt),
-            masked=own(step.asked.masked), committed=own(step.outcome.committed), inputs=inputs,
+            masked=own(step.inputs.masked), committed=own(step.outcome.committed), inputs=inputs,
             before=state(step.before), after=state(step.outcome.state), logits=own(step.prediction.logits),
             hidden=own(step.prediction.hidden), raw=None if raw is None else own(raw),
         )  # fmt: skip

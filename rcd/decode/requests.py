@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rcd.decode.answers import Answer
 from rcd.decode.request_settings import RequestSettings
@@ -38,13 +38,13 @@ class Request:
 
     @cached_property
     def features(self) -> Features:
-        asked = self.settings
-        drawn = asked.temperature > 0
+        settings = self.settings
+        drawn = settings.temperature > 0
         return Features(
-            draws=drawn, top_k=asked.top_k if drawn else 0, top_p=drawn and asked.top_p < 1,
-            sorts=drawn and asked.top_p < 1 and not asked.top_k,
-            scaled=asked.residual_scale != 1, logprobs=asked.logprobs,
-            watched=self.watch or bool(asked.stop) or asked.logprobs is not None, probed=self.probe is not None,
+            draws=drawn, top_k=settings.top_k if drawn else 0, top_p=drawn and settings.top_p < 1,
+            sorts=drawn and settings.top_p < 1 and not settings.top_k,
+            scaled=settings.residual_scale != 1, logprobs=-1 if settings.logprobs is None else settings.logprobs,
+            watched=self.watch or bool(settings.stop) or settings.logprobs is not None, probed=self.probe is not None,
         )  # fmt: skip
 
 
@@ -64,35 +64,46 @@ class Stats:
     """Passes for carries to start from, of the target or a reference."""
 
 
-@dataclass
-class Serving:
-    """What the host knows of a row, as it was when last heard of."""
+class RowReport(NamedTuple):
+    """What the device tells the host of a row after every step."""
 
-    request: Request
-    serial: int
-    answer: Answer
-    left: int
-    """Masks left in its first unfinished block."""
-    ahead: int
-    """Blocks that its next passes may have to compute, that one included."""
+    serial: int = -1
+    """Which request it serves."""
+    active: int = 0
     due: int = 0
     """Of a canvas: whether its next pass is a whole one. Of blocks: finished ones that are still to be stored."""
+    ahead: int = 1
+    """Blocks that its next passes may have to compute, the first unfinished one included."""
+    masks: int = 0
+    """Left in that one."""
     step: int = 0
     """Of a canvas: steps in its block."""
     flying: int = 1
     """Blocks in flight."""
-    last: int = 0
+    denoised: int = 0
     """Denoising steps."""
-    fresh: bool = False
+    stored: int = 0
+    broken: int = 0
+    """The step whose logits were no numbers."""
+    fresh: int = 0
     """Whether its newest block's carry has still to start."""
-    blocks: int = 0
-    """Of a canvas: those of its answer."""
-    length: int = 0
-    """Of a canvas: positions that a whole pass reads."""
+
+
+@dataclass
+class Serving:
+    """What the host knows of a row."""
+
+    request: Request
+    serial: int
+    answer: Answer
+    prompt: list[int]
+    last: RowReport
+    """Its last report."""
+    length: int
+    """Positions that it takes; of a canvas, those that a whole pass reads."""
     prefills: int = 0
     starts: int = 0
     references: int = 0
-    prompt: list[int] = field(default_factory=list)
     pieces: Iterator[tuple[int, int, int]] | None = None
     """Of its prefill, those behind the next one; None when it takes steps."""
     piece: tuple[int, int, int] | None = None
@@ -109,14 +120,3 @@ class Serving:
     def __post_init__(self) -> None:
         if self.pieces is not None:
             self.piece = next(self.pieces, None)
-
-    def hear(self, due: int, ahead: int, left: int, step: int, flying: int, denoised: int, fresh: int) -> None:
-        self.due, self.ahead, self.left, self.step, self.flying = due, ahead, left, step, flying
-        self.last, self.fresh = denoised, bool(fresh)
-
-
-def rounded(count: int, most: int) -> int:
-    """Up to the next of 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, ..."""
-    power = 1 << (count - 1).bit_length()
-    between = 3 * power // 4
-    return min(between if power > 16 and between >= count else power, most)

@@ -19,16 +19,15 @@ from torch.nn import functional
 
 from rcd.carry.base import CarryState
 from rcd.decode.request_settings import MOST_STOP_IDS
+from rcd.decode.requests import RowReport
 from rcd.decode.slots import Slots
-from rcd.decode.step import Asked, Knobs, Open, Outcome
+from rcd.decode.step import Open, Outcome, StepInputs, StepSettings
 from rcd.decode.stopping import revisable, settle, unsettled
 from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
 from rcd.kernels.plain import run_of
 
-REPORT = ("serial", "active", "due", "ahead", "masks", "step", "flying", "denoised", "stored", "broken", "fresh")
-"""What the host is told of every row after a step."""
-KNOBS = ("threshold", "factor", "temperature", "top_p", "scale")
+FRACTIONS = ("threshold", "factor", "temperature", "top_p", "scale")
 """Settings of a request that are fractions."""
 
 
@@ -90,7 +89,7 @@ class Rows:
         width = len(terms.model.eos_token_ids) + MOST_STOP_IDS
         made["ends"] = torch.full((rows + 1, width), -1, dtype=torch.long, device=device)
         made |= {name: made[name].bool() for name in ("active", "ended", "fresh")}
-        made |= {name: made[name].to(wide) for name in KNOBS}
+        made |= {name: made[name].to(wide) for name in FRACTIONS}
         return cls(**{**made, "serial": made["serial"] - 1, "carry": carry})
 
     def enter(self, row: int, ids: Tensor, ends: list[int], mask: int, **values: float) -> None:
@@ -154,7 +153,7 @@ class Region:
 
 @dataclass(frozen=True)
 class Pass:
-    """What a pass computes, and what is asked of the blocks that it predicts."""
+    """What a pass computes, and what a step may do with the blocks that it predicts."""
 
     ids: Tensor
     """[N, Q]"""
@@ -165,7 +164,7 @@ class Pass:
     storing: Tensor
     """[R + 1] the rows that only store blocks, since no other slot was free."""
     row: Tensor
-    """[P] whose block it is; nobody's where nothing is asked."""
+    """[P] whose block it is; nobody's where nothing is predicted."""
     block: Tensor
     """[P] its number among those seen."""
     state: Tensor
@@ -187,21 +186,21 @@ class Pass:
         apart = values.unflatten(1, (-1, own.shape[1]))
         return apart.index_put((self.row, self.block), own.to(values.dtype)).flatten(1, 2)
 
-    def asked(self, rows: Rows, terms: Terms, features: Features) -> Asked:
-        """The same as a step's question. Noise is U[0, 1) of the row's seed, the number of its step and the position
+    def inputs(self, rows: Rows, terms: Terms, features: Features) -> StepInputs:
+        """The same as a step takes it. Noise is U[0, 1) of the row's seed, the number of its step and the position
         alone."""
         row, noise = self.row, None
         if features.draws:
             position = picked(self.seen.position, row, self.block, terms.b)
             noise = uniform_of(rows.seed[row][:, None], rows.denoised[row][:, None], position)
-        knobs = Knobs(
+        settings = StepSettings(
             threshold=rows.threshold[row][:, None], factor=rows.factor[row][:, None],
             temperature=rows.temperature[row][:, None] if features.draws else 0.0,
             top_k=rows.top_k[row][:, None] if features.top_k else 0, most_k=features.top_k, sorts=features.sorts,
             top_p=rows.top_p[row][:, None] if features.top_p else 1.0,
             scale=rows.scale[row] if features.scaled else None,
         )  # fmt: skip
-        return Asked(self.masked, self.candidates, self.inject, self.quota, knobs, noise)
+        return StepInputs(self.masked, self.candidates, self.inject, self.quota, settings, noise)
 
 
 def picked(values: Tensor, row: Tensor, block: Tensor, block_length: int) -> Tensor:
@@ -242,14 +241,13 @@ def hand_on(rows: Rows, made: Pass, outcome: Outcome, keep: Tensor) -> None:
         for old, value in zip(kept, new, strict=True):
             old[made.state] = torch.where(keep.view(-1, *([1] * (value.dim() - 1))), value.to(old.dtype), 0)
         return
-    every = not kept or bool(keep.all())
+    if not kept:
+        return
+    at, gone = outcome.places.within(made.where, made.state), None if all(keep.tolist()) else made.state[~keep]
     for old, value in zip(kept, new, strict=True):  # what was no mask may keep what it had: nothing enters there
-        own = old[made.where]
-        outcome.places.write(own.flatten(0, 1), value)
-        if not every:
-            own[~keep] = 0
-        if not isinstance(made.where, slice):
-            old[made.where] = own
+        old.view(-1, *value.shape[1:]).index_copy_(0, at, value.to(old.dtype))
+        if gone is not None:
+            old[gone] = 0
 
 
 def move(rows: Rows, took: Tensor, **values: Tensor) -> None:
@@ -265,14 +263,17 @@ def finish(rows: Rows, made: Pass, done: Tensor, bad: Tensor) -> None:
     move(rows, made.took, broken=torch.where(bad, rows.denoised, rows.broken), active=rows.active & ~done & ~bad)
 
 
-def report(rows: Rows, **told: Tensor) -> Tensor:
-    """[R + 1, len(REPORT)]"""
-    columns = [told[name] if name in told else getattr(rows, name) for name in REPORT]
+def report(rows: Rows, **values: Tensor) -> Tensor:
+    """[R + 1, fields of RowReport]: the values given, the others as the rows have them."""
+    columns = [values[name] if name in values else getattr(rows, name) for name in RowReport._fields]
     return torch.stack([value.long() for value in columns], dim=1)
 
 
 def chosen(rows: Rows, on: Tensor, served: int) -> tuple[Tensor, Tensor]:
-    """(the first so many of the rows `on` [R + 1], the same as numbers [A])."""
+    """(the first so many of the rows `on` [R + 1], the same as numbers [A]; nobody's where there are fewer).
+
+    on  . x . x x      rank  -1 0 0 1 2      served 2:  on  . x . x .      numbers  1 3
+    """
     rank = on.long().cumsum(0) - 1
     on = on & (rank < served)
     row = torch.full((served + 1,), rows.nobody, device=rank.device)

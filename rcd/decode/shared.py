@@ -1,8 +1,8 @@
 """A pass of one-by-one rows, shared out to threads of one core each.
 
 Two cores that share every product of a small model wait for one another more than they compute. Where each row is
-computed alone (`rcd.kernels.apart`), they take a row each instead. A row is always computed by one core, also when it
-is the only one, so that no bit depends on the others.
+computed alone (`rcd.kernels.plain.APART`), they take a row each instead. A row is always computed by one core, also
+when it is the only one, so that no bit depends on the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Algorithm 2 to read: one text, no batch, no cache. The tests' oracle for the engine: `DecodeConfig(oracle=True)`.
 
     text     prompt | [M] [M] [M] ...     what is decoded begins at `origin` and comes in blocks of b
-    turn     which positions a step reads and predicts, and what they see: a window (`rcd.decode.sights`)
+    window   which positions a step reads and predicts, and what they see (`rcd.decode.simple_windows`)
     step     inject -> predict -> sample -> commit -> update (`rcd.decode.step.denoise`)
 
 Shapes: T positions, A of them decoded, n blocks of b that a step predicts.
@@ -21,10 +21,10 @@ from rcd.decode.answers import Text as Words
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
 from rcd.decode.flight import prefill_piece
-from rcd.decode.sights import BlockTurns, CanvasTurns, Reader, Sight, Text, shaped
-from rcd.decode.step import Asked, Knobs, Outcome, Rules, denoise
+from rcd.decode.reporting import no_numbers
+from rcd.decode.simple_windows import BlockWindow, CanvasWindow, PassPlan, Reader, Text, shaped
+from rcd.decode.step import Outcome, Rules, StepInputs, StepSettings, denoise
 from rcd.decode.stopping import check_prompts, settle
-from rcd.decode.telling import no_numbers
 from rcd.diffusion.noise import signed, uniform_of
 from rcd.models.lm import DiffusionLM
 from rcd.residual.distribution import Distribution, align_vocabulary
@@ -41,15 +41,15 @@ def decode(
     check_prompts([prompt], settings, config.new_tokens, *config.rounding(settings))
     now, flying = Text.of(prompt, config, settings), config.window in ("blockwise", "d2f")
     causal, length = settings.attention == "block_causal", len(prompt)
-    turns = BlockTurns(config, now, causal) if flying else CanvasTurns(config, now)
-    target = Reader(model, turns.block_of, settings.mask_token_id)
-    other = None if reference is None else Reader(reference, turns.block_of, settings.mask_token_id)
+    window = BlockWindow(config, now, causal) if flying else CanvasWindow(config, now)
+    target = Reader(model, window.block_of, settings.mask_token_id)
+    other = None if reference is None else Reader(reference, window.block_of, settings.mask_token_id)
     generator, answer = torch.Generator().manual_seed(config.seed), Answer(row, config, settings.eos_token_ids, text)
     pieces = -(-now.origin // prefill_piece(config.block if causal else max(1, now.origin))) if flying else 0
-    state, knobs = carry.cold((1, now.output.shape[1]), model.codebook), Knobs.of(config, model.device)
+    state, request = carry.cold((1, now.output.shape[1]), model.codebook), StepSettings.of(config, model.device)
     counts = Counts(prefill=pieces, reference=pieces * (other is not None and carry.needs_reference))
 
-    def read(whose: str, sight: Sight) -> Distribution | None:
+    def read(whose: str, reads: PassPlan) -> Distribution | None:
         """What a carry may ask for: a plain pass of the model itself or of the reference."""
         nonlocal counts
         if whose == "none":
@@ -58,24 +58,24 @@ def decode(
         assert reader is not None, "a carry that asks for a reference says so in needs_reference"
         name = "start" if whose == "own" else "reference"
         counts = replace(counts, **{name: getattr(counts, name) + 1})
-        return rules.distribution(align_vocabulary(reader(now.ids, sight).logits, settings.vocab_size))
+        return rules.distribution(align_vocabulary(reader(now.ids, reads).logits, settings.vocab_size))
 
-    while (turn := turns.next(now)) is not None:
-        sight, where = turn.sight, turn.sight.predicted - now.origin
-        if turn.fresh is not None and turn.start is not None:  # Algorithm 2, lines 2-5
-            passes = Passes((*turn.start.shape, settings.vocab_size), now.ids.device, [generator])
-            begun = carry.begin(read(carry.start_pass, replace(sight, predicted=turn.start)), passes, model.codebook)
-            state = state.put_at(turn.start - now.origin, begun, turn.fresh[:, turn.start[0] - now.origin])
-        entering, seen = shaped(state.at(where.flatten()[None]), where), read(carry.step_pass, sight)
+    while (plan := window.next(now)) is not None:
+        reads, where = plan.reads, plan.reads.predicted - now.origin
+        if plan.fresh is not None and plan.start is not None:  # Algorithm 2, lines 2-5
+            passes = Passes((*plan.start.shape, settings.vocab_size), now.ids.device, [generator])
+            begun = carry.begin(read(carry.start_pass, replace(reads, predicted=plan.start)), passes, model.codebook)
+            state = state.put_at(plan.start - now.origin, begun, plan.fresh[:, plan.start[0] - now.origin])
+        entering, seen = shaped(state.at(where.flatten()[None]), where), read(carry.step_pass, reads)
         if seen is not None:
             entering = carry.refresh(entering, seen, model.codebook)
         masked, before, step = now.masked, now.masked[0][where], counts.denoising
-        scope = turn.here if config.carry_scope == "block" else torch.ones_like(turn.here)
+        scope = plan.here if config.carry_scope == "block" else torch.ones_like(plan.here)
         outcome = denoise(
-            target, rules, now.ids, sight, entering,
-            Asked(
-                before, now.offered(rules.revises)[0][where] & turn.here, places(carry, before) & scope, turn.quota,
-                knobs, uniform_of(torch.tensor(signed(config.seed)), torch.tensor(step), sight.predicted),
+            target, rules, now.ids, reads, entering,
+            StepInputs(
+                before, now.offered(rules.revises)[0][where] & plan.here, places(carry, before) & scope, plan.quota,
+                request, uniform_of(torch.tensor(signed(config.seed)), torch.tensor(step), reads.predicted),
             ),
             config.logprobs,
         )  # fmt: skip
@@ -96,9 +96,9 @@ def decode(
             event = replace(event, final=min(event.final, max(0, now.unfinished(config.block) - length)))
         yield event
         if answer.stopped:
-            yield answer.cut(_with_stores(counts, config, turns, other is not None))
+            yield answer.cut(_with_stores(counts, config, window, other is not None))
             return
-    yield answer.ended(now.ids[length:].tolist(), _with_stores(counts, config, turns, other is not None))
+    yield answer.ended(now.ids[length:].tolist(), _with_stores(counts, config, window, other is not None))
 
 
 def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text, Tensor]:
@@ -111,11 +111,11 @@ def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text
     return replace(now, ids=torch.cat((now.ids[: now.origin], closed[0]))), committed & (token != ids)
 
 
-def _with_stores(counts: Counts, config: DecodeConfig, turns: BlockTurns | CanvasTurns, reference: bool) -> Counts:
+def _with_stores(counts: Counts, config: DecodeConfig, window: BlockWindow | CanvasWindow, reference: bool) -> Counts:
     """The families' own loops store a finished block in a pass of its own; only there is one to count."""
-    if config.window != "blockwise" or not isinstance(turns, BlockTurns):
+    if config.window != "blockwise" or not isinstance(window, BlockWindow):
         return counts
-    stores, second = turns.added - 1, reference and config.travelling.needs_reference
+    stores, second = window.added - 1, reference and config.travelling.needs_reference
     return replace(counts, store=stores, reference=counts.reference + stores * second)
 
 
@@ -130,15 +130,15 @@ def _event(
         return blank.index_put((at,), value.reshape(len(at), *value.shape[2:]).to(blank.dtype))
 
     blank = outcome.confidence.new_zeros(size)
-    asked = spread(torch.zeros_like(masked), torch.ones_like(outcome.committed)) & masked
+    predicted = spread(torch.zeros_like(masked), torch.ones_like(outcome.committed)) & masked
     told = None
     if outcome.best is not None:
         best_ids, best, own = outcome.best
         wide = blank.new_zeros(size, best.shape[-1])
         told = Logprobs(spread(blank, own), spread(wide.long(), best_ids), spread(wide, best))
-    draft = torch.where(asked, spread(ids, outcome.token), ids)
+    draft = torch.where(predicted, spread(ids, outcome.token), ids)
     return Step(
         answer.row, offset, number, answer.grow(offset, draft, left, committed, told), draft, committed,
-        committed & ~masked, left, spread(blank, outcome.confidence).masked_fill(~asked, float("nan")),
+        committed & ~masked, left, spread(blank, outcome.confidence).masked_fill(~predicted, float("nan")),
         None if alpha is None else spread(blank, alpha), told,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -49,11 +49,8 @@ class Places:
     def of_rows(self, values_B1: Any) -> Any:
         return values_B1
 
-    def put(self, values: Tensor, blank: float = 0) -> Tensor:
+    def put(self, values: Tensor) -> Tensor:
         return values
-
-    def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
-        return state
 
 
 class Open(Places):
@@ -79,20 +76,21 @@ class Open(Places):
     def of_rows(self, values_B1: Any) -> Any:
         return values_B1[self.apart[0]] if isinstance(values_B1, Tensor) else values_B1
 
-    def put(self, values: Tensor, blank: float = 0) -> Tensor:
-        out = values.new_full((self.shape.numel(), *values.shape[2:]), blank)
-        return self.write(out, values).unflatten(0, self.shape)
+    def put(self, values: Tensor) -> Tensor:
+        out = values.new_zeros(self.shape.numel(), *values.shape[2:])
+        return out.index_copy_(0, self.index, values.squeeze(1)).unflatten(0, self.shape)
 
-    def write(self, out: Tensor, values: Tensor) -> Tensor:
-        """Into a tensor [B P, ...], in place."""
-        return out.index_copy_(0, self.index, values.squeeze(1).to(out.dtype))
-
-    def state(self, state: CarryState, get: Callable[[Tensor], Tensor]) -> CarryState:
-        return state.with_tensors([get(each) for each in state.tensors()])
+    def within(self, run: Any, number_B: Tensor) -> Tensor:
+        """[n] the same positions in a larger tensor [rows P, ...], where row k of these is number_B[k]; `run`: the same
+        numbers, as a slice where they follow one another."""
+        if isinstance(run, slice):
+            return self.index + run.start * self.shape[1] if run.start else self.index
+        row, place = self.apart
+        return number_B[row] * self.shape[1] + place
 
 
 @dataclass(frozen=True)
-class Knobs:
+class StepSettings:
     """A request's settings of a step: numbers, or tensors [B, 1] with one of each row (`scale`: [B])."""
 
     threshold: float | Tensor = 0.85
@@ -108,14 +106,17 @@ class Knobs:
     """Of what is carried; None: 1."""
 
     @classmethod
-    def of(cls, asked: RequestSettings, device: torch.device) -> Knobs:
-        scale = None if asked.residual_scale == 1.0 else torch.tensor([asked.residual_scale], device=device)
-        return cls(asked.threshold, asked.factor, asked.temperature, asked.top_k, asked.top_k, True, asked.top_p, scale)
+    def of(cls, request: RequestSettings, device: torch.device) -> StepSettings:
+        scale = None if request.residual_scale == 1.0 else torch.tensor([request.residual_scale], device=device)
+        return cls(
+            request.threshold, request.factor, request.temperature, request.top_k, request.top_k, top_p=request.top_p,
+            scale=scale,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a step is asked."""
+class StepInputs:
+    """What a step works on, beside the ids and the carry."""
 
     masked: Tensor
     """[B, P] booleans: the positions that are masks."""
@@ -125,7 +126,7 @@ class Asked:
     """[B, P] booleans: where the carry enters."""
     quota: Tensor
     """[B] the least that each row commits."""
-    knobs: Knobs
+    settings: StepSettings
     noise: Tensor | None = None
     """[B, P] what tokens are drawn by, if they are: U[0, 1)."""
     places: Places = field(default_factory=Places)
@@ -180,15 +181,22 @@ class Rules:
         )  # fmt: skip
         return self if reader is None else replace(self, summarise=reader)
 
-    def sampling(self, knobs: Knobs, places: Places) -> SamplingSettings:
-        temperature, top_k, top_p = map(places.of_rows, (knobs.temperature, knobs.top_k, knobs.top_p))
+    def sampling(self, settings: StepSettings, places: Places) -> SamplingSettings:
+        temperature, top_k, top_p = map(places.of_rows, (settings.temperature, settings.top_k, settings.top_p))
         return SamplingSettings(
-            temperature, top_k, top_p, self.tempered, self.never, self.last, knobs.most_k, knobs.sorts
+            temperature, top_k, top_p, self.tempered, self.never, self.last, settings.most_k, settings.sorts
         )  # fmt: skip
 
 
-Best = tuple[Tensor, Tensor, Tensor]
-"""(ids [B, P, K], log probabilities [B, P, K] of the most probable tokens, log probability [B, P] of the token)."""
+class Best(NamedTuple):
+    """The most probable tokens of the model's own distribution, before any exclusion, and the chosen one's place."""
+
+    ids: Tensor
+    """[B, P, K]"""
+    log_p: Tensor
+    """[B, P, K] of those."""
+    own: Tensor
+    """[B, P] of the token."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +228,7 @@ class Outcome:
 class StepRecord:
     """What a probe is shown of a step."""
 
-    asked: Asked
+    inputs: StepInputs
     before: CarryState
     """What the carry brought into the step, as the model saw it."""
     predicted: Distribution
@@ -234,38 +242,38 @@ def denoise(
     ids: Tensor,
     view: Any,
     state: CarryState,
-    asked: Asked,
+    inputs: StepInputs,
     logprobs: int | None = None,
     record: Callable[[StepRecord], None] | None = None,
 ) -> Outcome:
     """Algorithm 2, lines 7-25, once, for any number of rows."""
-    scale, where = asked.knobs.scale, asked.places
+    scale, where = inputs.settings.scale, inputs.places
     entering = state if scale is None else state.scaled(scale)
-    prediction = model(ids, view, rules.carry, entering, asked.inject, where)
+    prediction = model(ids, view, rules.carry, entering, inputs.inject, where)
     predicted = rules.distribution(prediction.logits, prediction.hidden, where.counts)
-    noise = None if asked.noise is None else where.take(asked.noise)
-    token, confidence = sample(predicted, rules.sampling(asked.knobs, where), noise)
-    before = where.state(state, where.take) if rules.carry.recalls else state
+    noise = None if inputs.noise is None else where.take(inputs.noise)
+    token, confidence = sample(predicted, rules.sampling(inputs.settings, where), noise)
+    before = state.with_tensors([where.take(each) for each in state.tensors()]) if rules.carry.recalls else state
     after = rules.carry.update(before, predicted, prediction.hidden, model.codebook)
-    best = None if logprobs is None else best_of(prediction.logits, token, logprobs)
+    best = None if logprobs is None else Best(*map(where.put, best_of(prediction.logits, token, logprobs)))
     token, confidence = where.put(token), where.put(confidence)
-    committed, finite = rules.choose(rules.commit, asked, confidence, where.put(predicted.normaliser))
-    if best is not None:
-        best = (where.put(best[0]), where.put(best[1]), where.put(best[2]))
+    committed, finite = rules.choose(rules.commit, inputs, confidence, where.put(predicted.normaliser))
     outcome = Outcome(token, confidence, committed, finite, after, where, scale, best)
     if record is not None:
-        record(StepRecord(asked, entering, predicted, prediction, outcome))
+        record(StepRecord(inputs, entering, predicted, prediction, outcome))
     return outcome
 
 
 def choose(
-    commit: Callable[[Tensor, Tensor, CommitSettings], Tensor], asked: Asked, confidence_BP: Tensor, normaliser: Tensor
+    commit: Callable[[Tensor, Tensor, CommitSettings], Tensor],
+    inputs: StepInputs,
+    confidence_BP: Tensor,
+    normaliser: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """(what is committed [B, P], whether each row's logits were numbers [B])."""
-    knobs = asked.knobs
-    offered = confidence_BP.masked_fill(~asked.candidates, float("-inf"))
-    settings = CommitSettings(knobs.threshold, knobs.factor, asked.masked)
-    committed = commit(offered, asked.quota, settings)
+    offered = confidence_BP.masked_fill(~inputs.candidates, float("-inf"))
+    settings = CommitSettings(inputs.settings.threshold, inputs.settings.factor, inputs.masked)
+    committed = commit(offered, inputs.quota, settings)
     # a confidence that is no number would never commit; the normaliser also sees what no candidate does. isfinite is
     # several calls, of which the largest needs none
     finite = (normaliser + confidence_BP).abs().amax(-1) < float("inf")
@@ -273,9 +281,8 @@ def choose(
 
 
 def best_of(logits: Tensor, token: Tensor, count: int) -> Best:
-    """The most probable tokens of the model's own distribution, before any exclusion, and the chosen one's place."""
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     normaliser = wide.logsumexp(-1, keepdim=True)
     value, ids = wide.topk(min(count, wide.shape[-1]), dim=-1)
     own = wide.gather(-1, token.unsqueeze(-1)) - normaliser
-    return ids, value - normaliser, own.squeeze(-1)
+    return Best(ids, value - normaliser, own.squeeze(-1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +12,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.models.lm import ModelSettings
 
 
-@dataclass(frozen=True)
-class Features:
+class Features(NamedTuple):
     """What the requests that are served ask for beside the tokens: what nobody asks for costs nothing."""
 
     draws: bool = False
@@ -23,19 +23,15 @@ class Features:
     """Whether some row has a top_p and no top_k."""
     scaled: bool = False
     """Whether any residual is scaled."""
-    logprobs: int | None = None
-    """Alternatives of every token."""
+    logprobs: int = -1
+    """Alternatives of every token; -1: nobody asks for log probabilities."""
     watched: bool = False
     """Whether a row tells its steps."""
     probed: bool = False
 
     def join(self, other: Features) -> Features:
-        best = max(-1 if one.logprobs is None else one.logprobs for one in (self, other))
-        return Features(
-            self.draws or other.draws, max(self.top_k, other.top_k), self.top_p or other.top_p,
-            self.sorts or other.sorts, self.scaled or other.scaled, None if best < 0 else best,
-            self.watched or other.watched, self.probed or other.probed,
-        )  # fmt: skip
+        """What either asks for: of every feature the larger."""
+        return Features._make(map(max, self, other))
 
 
 @dataclass(frozen=True)

@@ -17,17 +17,17 @@ from torch import Tensor
 
 from rcd.decode.graphs import Replay, compiled
 from rcd.decode.model import Raw, SlotModel
-from rcd.decode.requests import Size
-from rcd.decode.rows import REPORT, Pass, Rows, move
+from rcd.decode.reporting import Trace
+from rcd.decode.requests import RowReport, Size
+from rcd.decode.rows import Pass, Rows, move
 from rcd.decode.slots import Slots
 from rcd.decode.step import Open, Rules, StepRecord, denoise
 from rcd.decode.terms import Features
-from rcd.decode.trace import Trace
 from rcd.decode.window import Window
 from rcd.residual.distribution import Distribution, align_vocabulary
 from rcd.residual.start import Passes
 
-BROKEN = REPORT.index("broken")
+BROKEN = RowReport._fields.index("broken")
 Record = Callable[[Pass, StepRecord], None]
 
 
@@ -36,7 +36,7 @@ class Report:
     """What a step tells the host, perhaps still on its way."""
 
     values: Tensor
-    """[R + 1, len(REPORT)]"""
+    """[R + 1, fields of RowReport]"""
     trace: Trace | None
     rows: tuple[int, ...]
     """The rows that it had room for."""
@@ -81,12 +81,13 @@ class Units:
             read = self._read(True, made.ids, slots, len(made.row))
             state = carry.refresh(state, read, self.target.codebook)
             window.refreshed(rows, made)
-        asked = made.asked(rows, window.terms, features)
+        inputs = made.inputs(rows, window.terms, features)
         if self.sparse and record is None:
-            asked = replace(asked, places=Open(asked.masked | asked.candidates, window.terms.config.batch_invariant))
+            open_ = Open(inputs.masked | inputs.candidates, apart=window.terms.config.batch_invariant)
+            inputs = replace(inputs, places=open_)
         outcome = denoise(
-            self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, asked,
-            features.logprobs, None if record is None else partial(record, made),
+            self.target if record is None else Raw(self.target), self.rules, made.ids, slots, state, inputs,
+            features.logprobs if features.logprobs >= 0 else None, None if record is None else partial(record, made),
         )  # fmt: skip
         if read is None:
             report = self.settled(rows, made, outcome)
@@ -96,8 +97,7 @@ class Units:
             report = self.settled(rows, made, outcome)
             theirs = ((made.row == rows.number[:, None]) & ~known).any(1)
             report[:, BROKEN] = torch.where(theirs, -report[:, BROKEN], report[:, BROKEN])
-        watched = features.watched or features.logprobs is not None
-        return report, Trace.of(rows, made, outcome, window.terms) if watched else None
+        return report, Trace.of(rows, made, outcome, window.terms) if features.watched else None
 
     def launch(self, size: Size, features: Features, rows: tuple[int, ...], record: Record | None = None) -> Report:
         step = partial(self.step, size, features, record)
@@ -106,10 +106,8 @@ class Units:
 
     def start(self, size: Size, generators: list[torch.Generator]) -> None:
         """One pass from which the carry of fresh rows starts."""
-        if generators:
-            self._started(size, generators)
-        else:
-            self.replay(("start", size), lambda: self._started(size, generators))
+        begin = partial(self._started, size, generators)
+        begin() if generators else self.replay(("start", size), begin)
 
     def _started(self, size: Size, generators: list[torch.Generator]) -> None:
         rows, window, carry = self.rows, self.window, self.rules.carry
@@ -117,9 +115,7 @@ class Units:
         ids, slots, row, state = window.starting(rows, *size, reference)
         read = self._read(reference, ids, slots, len(row))
         shape = (*row.shape, *read.logits.shape[-2:])
-        new = carry.begin(read, Passes(shape, ids.device, generators), self.target.codebook)
-        for kept, value in zip(rows.carry.tensors(), new.tensors(), strict=True):
-            kept[state] = value.to(kept.dtype)
+        rows.carry.write(state, carry.begin(read, Passes(shape, ids.device, generators), self.target.codebook))
         theirs = row == rows.number[:, None]
         bad = (theirs & ~torch.isfinite(read.normaliser).all(-1)).any(1)
         done = rows.fresh & theirs.any(1)
@@ -134,9 +130,8 @@ class Units:
         """A row's start that needs no pass, but its generator."""
         length, codebook = self.window.drawn_start(prompt, new), self.target.codebook
         passes = Passes((1, length, self.target.settings.vocab_size), codebook.device, [generator])
-        state, value = self.window.drawn_states(self.rows, row, self.rules.carry.begin(None, passes, codebook))
-        for kept, new_value in zip(self.rows.carry.tensors(), value.tensors(), strict=True):
-            kept[state] = new_value.to(kept.dtype)
+        begun = self.rules.carry.begin(None, passes, codebook)
+        self.rows.carry.write(*self.window.drawn_states(self.rows, row, begun))
         self.rows.fresh[row].fill_(False)
 
     def _read(self, reference: bool, ids: Tensor, slots: Slots, predicted: int) -> Distribution:
@@ -151,9 +146,8 @@ class Units:
         """Send the report to the host, without waiting for it."""
         if not self.on_gpu:
             return Report(report, trace, rows)
-        sent, kept = _pinned(report), trace
-        if trace is not None:
-            kept = Trace(*map(_pinned, trace.tensors()))
+        sent = _pinned(report)
+        kept = None if trace is None else Trace._make(None if each is None else _pinned(each) for each in trace)
         arrived = torch.cuda.Event()
         arrived.record()
         return Report(sent, kept, rows, arrived)

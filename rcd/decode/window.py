@@ -52,13 +52,13 @@ class Window(Protocol):
         return new
 
     def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
-        """(what a row is that enters, what the host knows of it)."""
+        """(what a row is that enters, what its first report would say)."""
 
     def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
         """(begin, end, tokens of a block) of the passes over the prompt before the first step."""
         return iter(())
 
-    def must_hear(self, serving: Mapping[int, Serving], rate: float) -> bool:
+    def must_wait(self, serving: Mapping[int, Serving], rate: float) -> bool:
         """Whether the host must know what the last step did before it can choose the next."""
         return False
 

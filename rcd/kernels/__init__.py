@@ -19,7 +19,8 @@ def parts_for(device: torch.device, dtype: torch.dtype, apart: bool = False) -> 
     wish = os.environ.get("RCD_KERNELS")
     if wish:
         one_of("RCD_KERNELS", wish, ("plain", "fused"))
-    plain = import_module("rcd.kernels.apart" if apart else "rcd.kernels.plain")
+    plain = import_module("rcd.kernels.plain")
+    plain = plain.APART if apart else plain
     if wish == "plain" or dtype == torch.float64 or (device.type != "cuda" and wish != "fused"):
         return plain
     if device.type != "cuda" and not os.environ.get("TRITON_INTERPRET"):

@@ -7,13 +7,15 @@ G key/value heads, C head dimension, T cache length.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rcd.residual.product import product
+from rcd.residual.product import product, product_by
 from rcd.residual.summary import expected_embedding, probabilities, project, summarise
 
 __all__ = [
@@ -125,3 +127,28 @@ def attend(
 def silu_mul(gate_up: Tensor) -> Tensor:
     gate, up = gate_up.chunk(2, dim=-1)
     return functional.silu(gate) * up
+
+
+# -- slot by slot, so that no bit of a slot's numbers depends on what else is in the pass ------------------------------
+
+
+def _linear_apart(x_NQD: Tensor | Normed, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    value = x_NQD.finished() if isinstance(x_NQD, Normed) else x_NQD
+    return product_by([1] * len(value), value, weight, bias)
+
+
+def _attend_apart(
+    query_NQHC: Tensor, keys_RGTC: Tensor, values_RGTC: Tensor, row_N: Tensor, end_NQ: Tensor, scale: float,
+    order_N: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    slots = zip(query_NQHC.split(1), row_N.split(1), end_NQ.split(1), strict=True)
+    return torch.cat([attend(query, keys_RGTC, values_RGTC, row, end, scale) for query, row, end in slots])
+
+
+APART = SimpleNamespace(
+    **{name: globals()[name] for name in __all__}
+    | {"linear": _linear_apart, "attend": _attend_apart}
+    | {each.__name__: partial(each, multiply=_linear_apart) for each in (added, gated)},
+    __name__=__name__,
+)
+"""The same parts, of which those that would multiply several slots at once take one after another."""

@@ -15,12 +15,12 @@ from rcd import registry
 
 def normalised_entropy(p: Tensor) -> Tensor:
     """H(p) / log V (Eq. 3), in [0, 1]: 1 for the uniform distribution, 0 for a one-hot or an all-zero row."""
-    return normalised(torch.special.entr(p).sum(-1), p.shape[-1])
+    return normalised(torch.special.entr(p).sum(-1), p.shape[-1]).clamp_(0.0, 1.0)
 
 
 def normalised(entropy: Tensor, vocabulary: int) -> Tensor:
-    """H / log V, of an entropy in nats."""
-    return (entropy / math.log(vocabulary)).clamp_(0.0, 1.0) if vocabulary > 1 else torch.zeros_like(entropy)
+    """H / log V, of an entropy in nats; by rounding a little below 0 or above 1."""
+    return entropy / math.log(vocabulary) if vocabulary > 1 else torch.zeros_like(entropy)
 
 
 def entropy(h: Tensor, c: Tensor, value: float) -> Tensor:
@@ -64,9 +64,9 @@ def zero(h: Tensor, c: Tensor, value: float) -> Tensor:
 
 
 def weigh(name: str, h: Tensor, c: Tensor, *, scale: float = 1.0, value: float = 0.3, most: float = 1.0) -> Tensor:
-    """The named weight times `scale`, kept in [0, `most`]."""
+    """The named weight, kept in [0, 1], times `scale`, kept in [0, `most`]."""
     alpha: Tensor = registry.get("alpha", name)(h, c, value)
-    return (alpha * scale).clamp_max_(most) if scale != 1.0 or most < 1.0 else alpha
+    return (alpha if scale == 1.0 else alpha * scale).clamp(0.0, min(scale, most))
 
 
 def weight(name: str, p: Tensor, *, scale: float = 1.0, value: float = 0.3, most: float = 1.0) -> Tensor:

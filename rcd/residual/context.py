@@ -32,6 +32,10 @@ def interpolate(embeds_BLD: Tensor, masked_BL: Tensor, alpha_BL: Tensor, delta_B
 
     With alpha = 0 the result is E(x_i) to the last bit, and with alpha = 1 Delta_i.
     """
-    dtype = wide(embeds_BLD, delta_BLD)
-    mixed = embeds_BLD.to(dtype).lerp(delta_BLD.to(dtype), alpha_BL.unsqueeze(-1).to(dtype))
-    return torch.where(masked_BL.unsqueeze(-1), mixed.to(embeds_BLD.dtype), embeds_BLD)
+    weight_BL1 = alpha_BL.unsqueeze(-1)
+    if embeds_BLD.dtype == delta_BLD.dtype == alpha_BL.dtype:  # nothing to cast, and a cast costs a call
+        mixed = embeds_BLD.lerp(delta_BLD, weight_BL1)
+    else:
+        dtype = wide(embeds_BLD, delta_BLD)
+        mixed = embeds_BLD.to(dtype).lerp(delta_BLD.to(dtype), weight_BL1.to(dtype)).to(embeds_BLD.dtype)
+    return torch.where(masked_BL.unsqueeze(-1), mixed, embeds_BLD)

@@ -5,7 +5,6 @@ Shapes: B batch, L window, V vocabulary, D embedding, H hidden.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -13,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rcd.residual.chunked import Statistics, best, statistics
+from rcd.residual.chunked import FLOOR, Statistics, best, statistics
 from rcd.residual.distribution import Distribution
 from rcd.residual.product import product_by
 from rcd.residual.shortcut import Counts, Regression, delta
@@ -113,17 +112,14 @@ class Small(Distribution):
     def entropy_at(self, temperature: float) -> Tensor:
         if temperature != 1.0:
             return super().entropy_at(temperature)
-        product = torch.linalg.vecdot(self._mass, self._shifted)
-        entropy = self._log_total.addcdiv(product, self._total, value=-1)
-        if math.isnan(float(entropy.sum())):  # 0 * -inf
-            return torch.where(entropy.isnan(), super().entropy_at(1.0), entropy)
-        return entropy
+        product = torch.linalg.vecdot(self._mass, self._shifted.clamp_min_(FLOOR))
+        return self._log_total.addcdiv(product, self._total, value=-1)
 
     def expectation(self, codebook_VD: Tensor) -> Tensor:
         """p @ E, divided by the sum behind the product; of `counts` rows at a time."""
         kind = codebook_VD.dtype
-        found = product_by(self._counts, self._mass.to(kind), codebook_VD.t()).to(self._total.dtype)
-        return found.div_(self._total.unsqueeze(-1)).to(kind)
+        found = product_by(self._counts, self._mass.to(kind), codebook_VD.t())
+        return (found / self._total.unsqueeze(-1)).to(kind)
 
 
 class Chunked(Distribution):

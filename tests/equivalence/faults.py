@@ -92,14 +92,14 @@ def swapped_seed(patch: Patch) -> None:
     entering(patch, change)
 
 
-def knobs(patch: Patch, change: Callable[[Pass, Rows, Any], Any]) -> None:
-    """`change` makes other knobs of what a step is asked."""
+def settings(patch: Patch, change: Callable[[Pass, Rows, Any], Any]) -> None:
+    """`change` makes other settings of a step."""
 
-    def asked(real: Any, self: Pass, of: Rows, *given: Any) -> Any:
+    def inputs(real: Any, self: Pass, of: Rows, *given: Any) -> Any:
         found = real(self, of, *given)
-        return replace(found, knobs=change(self, of, found.knobs))
+        return replace(found, settings=change(self, of, found.settings))
 
-    wrapped(patch, Pass, "asked", asked)
+    wrapped(patch, Pass, "inputs", inputs)
 
 
 def neighbour(own: Pass, of: Rows) -> torch.Tensor:
@@ -108,7 +108,7 @@ def neighbour(own: Pass, of: Rows) -> torch.Tensor:
 
 
 def neighbours_threshold(patch: Patch) -> None:
-    knobs(patch, lambda own, of, k: replace(k, threshold=of.threshold[neighbour(own, of)][:, None]))
+    settings(patch, lambda own, of, k: replace(k, threshold=of.threshold[neighbour(own, of)][:, None]))
 
 
 def neighbours_temperature(patch: Patch) -> None:
@@ -116,16 +116,16 @@ def neighbours_temperature(patch: Patch) -> None:
         drawn = isinstance(k.temperature, torch.Tensor)
         return replace(k, temperature=of.temperature[neighbour(own, of)][:, None]) if drawn else k
 
-    knobs(patch, change)
+    settings(patch, change)
 
 
 def wrong_scale(patch: Patch) -> None:
     """The residual's weight is left as it is."""
-    knobs(patch, lambda own, of, k: replace(k, scale=None))
+    settings(patch, lambda own, of, k: replace(k, scale=None))
 
 
 def noise_of_another_step(patch: Patch) -> None:
-    def asked(real: Any, self: Pass, of: Rows, terms: Any, features: Any) -> Any:
+    def inputs(real: Any, self: Pass, of: Rows, terms: Any, features: Any) -> Any:
         found = real(self, of, terms, features)
         if found.noise is None:
             return found
@@ -133,7 +133,7 @@ def noise_of_another_step(patch: Patch) -> None:
         noise = uniform_of(of.seed[self.row][:, None], of.denoised[self.row][:, None] + 1, place)
         return replace(found, noise=noise)
 
-    wrapped(patch, Pass, "asked", asked)
+    wrapped(patch, Pass, "inputs", inputs)
 
 
 def position_off_by_one(patch: Patch) -> None:

@@ -259,7 +259,7 @@ def test_closing_tells_those_who_wait(pipeline: rcd.Pipeline) -> None:
         gate.reached()
         closing = threading.Thread(target=pipeline.loop.close)
         closing.start()
-        until(lambda: pipeline.loop._closed)
+        until(lambda: pipeline.loop.closed)
     closing.join(20)
     with pytest.raises(rcd.RCDError, match="closed"):
         handle.result()

@@ -143,7 +143,8 @@ def test_an_expectation_and_the_temperature_of_the_entropy_are_declared(carry: C
 def test_rows_and_positions_of_a_state_can_be_taken_and_put(carry: Carry) -> None:
     one, two = after(carry), after(carry, seed=100)
     index = torch.tensor([2, 0])
-    put = one.put(index, two.rows(index))
+    put = one.with_tensors([each.clone() for each in one.tensors()])
+    put.write(index, two.rows(index))
     for old, other, new in zip(one.tensors(), two.tensors(), put.tensors(), strict=True):
         assert torch.equal(new[1], old[1]) and torch.equal(new[index], other[index])
     places_BW = torch.tensor([[1, 3], [0, 4], [2, 1]])

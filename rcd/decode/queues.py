@@ -1,4 +1,4 @@
-"""Who waits for which engine: the engine that a request needs, and the line of those who share one."""
+"""Who waits for which engine: the engine that a request needs, and the queue of those who share one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Plan:
 
 
 @dataclass(eq=False)
-class Line:
+class EngineQueue:
     """An engine, made or still to be made, who waits for it, and whom it serves."""
 
     plan: Plan

@@ -73,7 +73,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Sight:
+class PassPlan:
     """What a pass does."""
 
     read: Tensor
@@ -85,10 +85,10 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepPlan:
     """A step."""
 
-    sight: Sight
+    reads: PassPlan
     here: Tensor
     """[n, b] booleans: what may be committed, and with `carry_scope="block"` carries."""
     quota: Tensor
@@ -99,7 +99,7 @@ class Turn:
     """[1, L] the positions that its start is about."""
 
 
-class BlockTurns:
+class BlockWindow:
     """`blockwise` and `d2f`: the blocks in flight, block-causal; all before them is read again."""
 
     def __init__(self, config: DecodeConfig, text: Text, causal: bool):
@@ -111,7 +111,7 @@ class BlockTurns:
         self.added = 0
         """Blocks in flight or done."""
 
-    def next(self, text: Text) -> Turn | None:
+    def next(self, text: Text) -> StepPlan | None:
         config, b = self.config, self.config.block
         left, share = self._left(text.needed), decoded_share(self.total, self._left(text.needed))
         open_ = [k for k in range(left.shape[1]) if left[0, k]]
@@ -128,19 +128,19 @@ class BlockTurns:
         wanted = least(share, flying, self.steps, torch.tensor([config.num_inference_steps or 0]), config)[0, chosen]
         self.steps[0, chosen] += (wanted > 0).long()
         predicted = text.origin + chosen[:, None] * b + torch.arange(b)
-        sight = Sight(torch.arange(text.origin + self.added * b), predicted)
+        reads = PassPlan(torch.arange(text.origin + self.added * b), predicted)
         here = torch.ones_like(predicted, dtype=torch.bool)
         if not fresh:
-            return Turn(sight, here, wanted)
+            return StepPlan(reads, here, wanted)
         new = torch.arange(text.output.shape[1])[None] // b == self.added - 1
-        return Turn(sight, here, wanted, new, text.origin + new[0].nonzero().flatten()[None])
+        return StepPlan(reads, here, wanted, new, text.origin + new[0].nonzero().flatten()[None])
 
     def _left(self, needed: Tensor) -> Tensor:
         """[1, N] in each block."""
         return needed.unflatten(1, (-1, self.config.block)).sum(-1)
 
 
-class CanvasTurns:
+class CanvasWindow:
     """`bidirectional`, `prefix` and `dual`: one current block; the whole canvas is read, or a part of it."""
 
     block_of = None
@@ -148,7 +148,7 @@ class CanvasTurns:
     def __init__(self, config: DecodeConfig, text: Text):
         self.config, self.current, self.step, self.total = config, -1, 0, 0
 
-    def next(self, text: Text) -> Turn | None:
+    def next(self, text: Text) -> StepPlan | None:
         config, b, needed = self.config, self.config.block, text.needed
         number = torch.arange(needed.shape[1]) // b
         if not bool(needed.any()):
@@ -166,11 +166,11 @@ class CanvasTurns:
         here = ((predicted - text.origin) // b == current)[None]
         wanted = quota(torch.tensor([self.total]), config.num_inference_steps or b, torch.tensor([self.step]))
         self.step += 1
-        sight = Sight(read, predicted[None], whole)
+        reads = PassPlan(read, predicted[None], whole)
         if not (first or (entered and config.carry_scope == "block")):
-            return Turn(sight, here, wanted)
+            return StepPlan(reads, here, wanted)
         new = (number == current)[None] if config.carry_scope == "block" else torch.ones_like(needed)
-        return Turn(sight, here, wanted, new, position[None, text.origin :])
+        return StepPlan(reads, here, wanted, new, position[None, text.origin :])
 
 
 @dataclass
@@ -188,7 +188,7 @@ class Reader:
         return self.model.codebook
 
     def __call__(
-        self, ids: Tensor, view: Sight, carry: Carry | None = None, state: Any = None, inject: Tensor | None = None,
+        self, ids: Tensor, view: PassPlan, carry: Carry | None = None, state: Any = None, inject: Tensor | None = None,
         places: Places | None = None,
     ) -> Prediction:  # fmt: skip
         settings = self.model.settings
@@ -199,7 +199,7 @@ class Reader:
         hidden = self._encode(embeds, view)[(at - settings.shift).clamp_min(0)]
         return Prediction(nn.functional.linear(hidden, self.model.head.weight, self.model.head.bias), hidden)
 
-    def _encode(self, embeds: Tensor, view: Sight) -> Tensor:
+    def _encode(self, embeds: Tensor, view: PassPlan) -> Tensor:
         read = view.read
         if self.block_of is not None:
             block = self.block_of[read]
