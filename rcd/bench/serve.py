@@ -33,13 +33,7 @@ from rcd.serve.text import Words
 
 OFFLINE, PLAIN, STREAMED = "offline", "plain", "streamed"
 WARM_SECONDS = 2.0
-WARM_SHARE = 0.2
-"""Of a soak's requests: the slope of the memory is of those behind."""
-SAMPLES = 100
-IDLE = ("rcd_requests_running", "rcd_waiting", "rcd_serving", "rcd_tasks", "process_open_fds")
-"""What must be as before when all is answered."""
-SETTLING = 30.0
-"""Seconds in which it must."""
+"""Of every way of asking, before the first round."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +65,8 @@ class Round:
     seconds: float
     answers: list[Answer]
     """Those that ended in time, and those that failed."""
+    cpu: float | None = None
+    """Seconds of CPU that the process which answers took, if it tells."""
 
     @property
     def good(self) -> list[Answer]:
@@ -89,8 +85,8 @@ class Figure:
     how: str
     clients: int
     rounds: list[Round] = field(default_factory=list)
-    offline: list[Round] = field(default_factory=list)
-    """Of the engine alone, in the same rounds."""
+    base: list[Round] = field(default_factory=list)
+    """What it is compared with, in the same rounds."""
     texts: Sequence[str] = ()
     """The answer that each prompt should get; none where that is not known."""
 
@@ -108,9 +104,11 @@ class Figure:
             "between_texts_ms": _percentiles([gap for one in good for gap in one.gaps]),
             "error": lost[0].error or f"status {lost[0].status}" if lost else None,
         }  # fmt: skip
-        if self.offline:
-            ratio = Spread.ratio([part.rate for part in self.rounds], [part.rate for part in self.offline])
-            found["over_offline"] = _spread(ratio)
+        if self.base and all(part.rate for part in self.base):
+            ratio = Spread.ratio([part.rate for part in self.rounds], [part.rate for part in self.base])
+            found["over_base"] = _spread(ratio)
+        if all(part.cpu is not None and part.good for part in self.rounds):
+            found["cpu_ms"] = _spread(Spread.of([1000 * (part.cpu or 0) / len(part.good) for part in self.rounds]))
         return found
 
 
@@ -147,7 +145,7 @@ def offline(pipeline: Pipeline, asked: Sequence[Job], rows: int, seconds: float)
 
     for _ in range(2 * rows):
         submit()
-    left = number
+    left, used = number, time.process_time()
     while left:
         event = events.get()
         if isinstance(event, BaseException):
@@ -162,29 +160,41 @@ def offline(pipeline: Pipeline, asked: Sequence[Job], rows: int, seconds: float)
             answers.append(Answer(event.row, text=made.text, tokens=len(made.ids), ended=now))
             submit()
             left += 1
-    return Round(seconds, answers)
+    return Round(seconds, answers, (time.process_time() - used) * len(answers) / number)
 
 
 def loaded(server: Server, load: Load, how: str, clients: int, seconds: float) -> Round:
     """A closed loop; what ends behind the last second does not count."""
-    began = time.perf_counter()
+    before, began = cpu_seconds(server), time.perf_counter()
     answers = asyncio.run(closed_loop(server, load.bodies(how == STREAMED), clients, seconds=seconds))
+    after = cpu_seconds(server)
     kept = [one for one in answers if one.ended - began <= seconds or one.error is not None or one.status != 200]
-    return Round(seconds, kept)
+    # what is answered behind the last second takes CPU, too
+    share = len(kept) / len(answers) if answers else 0.0
+    return Round(seconds, kept, None if before is None or after is None else share * (after - before))
+
+
+def cpu_seconds(server: Server) -> float | None:
+    """Of the server's process, if its /metrics tells."""
+    try:
+        return gauges(asyncio.run(fetch(server, "/metrics"))).get("process_cpu_seconds_total")
+    except (RCDError, ValueError):
+        return None
 
 
 def compare(
-    servers: dict[str, Server], load: Load, clients: Sequence[int], seconds: float, rounds: int,
+    servers: dict[str, tuple[Server, Load]], ways: Sequence[str], clients: Sequence[int], seconds: float, rounds: int,
     alone: Callable[[float], Round] | None = None, texts: Sequence[str] = (),
 ) -> list[Figure]:  # fmt: skip
-    """`alone`: the engine without a server; `texts`: the right answers, by prompt."""
+    """`alone`: the engine without a server, with which all are compared; without it they are with the first server.
+    `texts`: the right answers, by prompt."""
     figures = {
         (name, how, count): Figure(name, how, count, texts=texts)
-        for name in servers for count in clients for how in (PLAIN, STREAMED)
+        for count in clients for how in ways for name in servers
     }  # fmt: skip
     base = Figure("-", OFFLINE, 0, texts=texts)
     for name, how, count in figures:  # engines are made, prompts' blocks are kept
-        loaded(servers[name], load, how, count, min(seconds, WARM_SECONDS))
+        loaded(*servers[name], how, count, min(seconds, WARM_SECONDS))
     if alone is not None:
         alone(min(seconds, WARM_SECONDS))
     for _ in range(rounds):
@@ -194,71 +204,11 @@ def compare(
                     base.rounds.append(alone(seconds))
                 continue
             name, how, count = turn
-            figures[turn].rounds.append(loaded(servers[name], load, how, count, seconds))
-    for figure in figures.values():
-        figure.offline = base.rounds
+            figures[turn].rounds.append(loaded(*servers[name], how, count, seconds))
+    first = next(iter(servers))
+    for (_, how, count), figure in figures.items():
+        figure.base = base.rounds or figures[first, how, count].rounds
     return [*([base] if base.rounds else []), *figures.values()]
-
-
-@dataclass(frozen=True)
-class Soak:
-    """What so many requests left behind."""
-
-    answered: int
-    lost: int
-    other_text: int
-    bytes_per_request: float
-    """The slope of the process's memory over the requests behind the first fifth."""
-    first_mib: float
-    last_mib: float
-    left: dict[str, list[float]]
-    """By gauge: [before, after], of those that differ when all is answered."""
-
-    def to_json(self) -> dict[str, Any]:
-        return self.__dict__
-
-
-def soak(server: Server, load: Load, clients: int, requests: int, texts: Sequence[str] = ()) -> Soak:
-    """Plain and streamed requests in turns, memory looked at between them."""
-    memory = list[tuple[int, float]]()
-
-    async def sample(count: int) -> None:
-        memory.append((count, gauges(await fetch(server, "/metrics"))["process_resident_memory_bytes"]))
-
-    async def run() -> tuple[list[Answer], dict[str, float], dict[str, float]]:
-        mixed = [body for pair in zip(load.bodies(False), load.bodies(True), strict=True) for body in pair]
-        before = gauges(await fetch(server, "/metrics"))
-        found = await closed_loop(
-            server, mixed, clients, requests=requests, every=max(1, requests // SAMPLES), sample=sample
-        )
-        until = time.monotonic() + SETTLING
-        while (after := gauges(await fetch(server, "/metrics"))) and time.monotonic() < until:
-            if all(after.get(name, 0) <= before.get(name, 0) for name in IDLE):
-                break
-            await asyncio.sleep(0.2)
-        return found, before, after
-
-    answers, before, after = asyncio.run(run())
-    good = [one for one in answers if one.error is None and one.status == 200]
-    other = [one for one in good if texts and one.text != texts[one.request // 2 % len(texts)]]
-    late = [(count, size) for count, size in memory if count >= WARM_SHARE * requests]
-    if len(late) < 2:
-        raise RCDError(f"{requests} requests are too few to see what memory does; give 100 or more.")
-    left = {
-        name: [before.get(name, 0.0), after.get(name, 0.0)]
-        for name in IDLE if after.get(name, 0.0) > before.get(name, 0.0)
-    }  # fmt: skip
-    return Soak(
-        len(good), len(answers) - len(good), len(other), round(slope(late), 1), round(memory[0][1] / 2**20, 1),
-        round(memory[-1][1] / 2**20, 1), left,
-    )  # fmt: skip
-
-
-def slope(points: Sequence[tuple[float, float]]) -> float:
-    """Of the straight line through the points, by least squares."""
-    xs, ys = zip(*points, strict=True)
-    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
-    return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a in xs)
 
 
 def gauges(text: str) -> dict[str, float]:

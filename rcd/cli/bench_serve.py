@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from rcd.cli import options as opt
 from rcd.cli.bench import Json, Output, check_output, device_name, finish, numbers, torch_version
 from rcd.cli.flags import Given
 from rcd.cli.serve import check_extra
-from rcd.errors import RCDError, number, reason, whole
+from rcd.errors import RCDError, number, one_of, reason, whole
 
 if TYPE_CHECKING:
     from rcd.bench.client import Server
@@ -30,7 +31,8 @@ def serve(
     url: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=http://HOST:PORT of a server that runs already, instead of one of our own; may be repeated."
+            help="NAME=http://HOST:PORT of a server that runs already, instead of one of our own, and fields of its "
+            "requests: NAME=URL,rcd.steps=16; may be repeated."
         ),
     ] = None,
     clients: Annotated[str, typer.Option(help="That ask at once, or several such numbers: 1,4,16.")] = "32",
@@ -40,6 +42,7 @@ def serve(
         int | None,
         typer.Option(help="Ask so many instead, plain and streamed in turns, and watch the server's memory."),
     ] = None,
+    way: Annotated[str, typer.Option(help="plain, streamed, or both.")] = "both",
     chat: Annotated[bool, typer.Option("--chat", help="/v1/chat/completions instead of /v1/completions.")] = False,
     body: Annotated[str, typer.Option(help="A JSON object: further fields of every request.")] = "{}",
     input: Annotated[
@@ -62,7 +65,9 @@ def serve(
     number("seconds", seconds, least=0.5)
     whole("rounds", rounds, least=1)
     check_output(output)
-    plan = Plan(numbers("--clients", clients), seconds, rounds, requests)
+    one_of("way", way, ("plain", "streamed", "both"))
+    ways = ("plain", "streamed") if way == "both" else (way,)
+    plan = Plan(numbers("--clients", clients), ways, seconds, rounds, requests)
     fields, lines = read_fields(body), read_prompts(input)
     others = dict(map(named_url, url or ()))
     if others:
@@ -81,19 +86,22 @@ class Plan:
     """How long and how often is measured."""
 
     clients: list[int]
+    ways: Sequence[str]
     seconds: float
     rounds: int
     requests: int | None
 
     def of_others(
-        self, servers: dict[str, str], prompts: list[str], chat: bool, fields: dict[str, Any]
+        self, servers: dict[str, tuple[str, dict[str, Any]]], prompts: list[str], chat: bool, fields: dict[str, Any]
     ) -> dict[str, Any]:
         from rcd.bench.client import Server
         from rcd.bench.serve import Load
 
-        load = Load(prompts, chat, fields)
-        asked = {name: Server(url, load.path) for name, url in servers.items()}
-        return self._measured(asked, load) | {"servers": servers}
+        asked = {}
+        for name, (url, own) in servers.items():
+            load = Load(prompts, chat, {**fields, **own})
+            asked[name] = Server(url, load.path), load
+        return self._measured(asked) | {"servers": servers, "chat": chat, "body": fields, "prompts": len(prompts)}
 
     def of_ours(
         self, model: str, given: Given, carry: str, max_batch: int, threads: int | None, prompts: list[str], chat: bool,
@@ -117,27 +125,28 @@ class Plan:
         answers = pipeline.generate([job.prompt for job in asked], [job.config for job in asked]).results
         texts = [answer.text for answer in answers]
         with bench.started(model, flags) as url:
-            server = {"rcd": bench.Server(url, load.path)}
-            found = self._measured(server, load, lambda most: bench.offline(pipeline, asked, max_batch, most), texts)
-        about = {"model": model, "carry": carry, "set": list(given.texts), "max_batch": max_batch}
+            server = {"rcd": (bench.Server(url, load.path), load)}
+            found = self._measured(server, lambda most: bench.offline(pipeline, asked, max_batch, most), texts)
+        about = {"chat": chat, "body": fields, "prompts": len(load.prompts), "model": model, "carry": carry}
+        about |= {"set": list(given.texts), "max_batch": max_batch}
         place = pipeline.model.device
         where = {"threads": torch.get_num_threads(), "torch": torch_version(), "device": device_name(place)}
         return found | about | where
 
     def _measured(
-        self, servers: dict[str, Server], load: Load, alone: Callable[[float], Round] | None = None,
+        self, servers: dict[str, tuple[Server, Load]], alone: Callable[[float], Round] | None = None,
         texts: Sequence[str] = (),
     ) -> dict[str, Any]:  # fmt: skip
         from rcd.bench import serve as bench
+        from rcd.bench.soak import soak
 
-        asked = {"chat": load.chat, "body": load.more, "prompts": len(load.prompts), "clients": self.clients}
         if self.requests is not None:
-            (server,) = servers.values()
-            found = bench.soak(server, load, self.clients[0], self.requests, texts)
-            return {"soak": found.to_json(), "requests": self.requests, **asked}
-        figures = bench.compare(servers, load, self.clients, self.seconds, self.rounds, alone, texts)
+            ((server, load),) = servers.values()
+            found = soak(server, load, self.clients[0], self.requests, texts)
+            return {"soak": found.to_json(), "requests": self.requests, "clients": self.clients[0]}
+        figures = bench.compare(servers, self.ways, self.clients, self.seconds, self.rounds, alone, texts)
         rows = [figure.to_json() for figure in figures]
-        return {"rows": rows, "seconds": self.seconds, "rounds": self.rounds, **asked}
+        return {"rows": rows, "seconds": self.seconds, "rounds": self.rounds, "base": rows[0]["server"]}
 
 
 def problems(task: str) -> list[str]:
@@ -146,11 +155,25 @@ def problems(task: str) -> list[str]:
     return [problem.question for problem in base.problems(task, "test", PROMPTS)]
 
 
-def named_url(text: str) -> tuple[str, str]:
-    name, equals, url = text.partition("=")
+def named_url(text: str) -> tuple[str, tuple[str, dict[str, Any]]]:
+    """NAME=URL,FIELD=VALUE,... -> (name, (url, fields)); a dot leads into an object, a value is JSON or a text."""
+    address, *more = text.split(",")
+    name, equals, url = address.partition("=")
     if not equals or not name or not re.fullmatch(r"http://[^/\s]+/?", url):
-        raise RCDError(f"--url {text!r} should be NAME=http://HOST:PORT.")
-    return name, url.rstrip("/")
+        raise RCDError(f"--url {text!r} should be NAME=http://HOST:PORT, or that and ,FIELD=VALUE.")
+    fields: dict[str, Any] = {}
+    for pair in more:
+        path, equals, value = pair.partition("=")
+        if not equals or not path:
+            raise RCDError(f"--url {text!r}: {pair!r} should be FIELD=VALUE.")
+        *outer, last = path.split(".")
+        place = fields
+        for part in outer:
+            place = place.setdefault(part, {})
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+        place[last] = value
+    return name, (url.rstrip("/"), fields)
 
 
 def read_fields(text: str) -> dict[str, Any]:
@@ -175,20 +198,22 @@ def read_prompts(path: Path | None) -> list[str]:
     return lines
 
 
-HEAD = f"{'server':10} {'way':9} {'clients':>7} {'requests/s':>22} {'x offline':>20} {'tokens/s':>8}" + "".join(
-    f" {name:>17}" for name in ("answer, ms", "first text, ms", "between texts, ms")
+HEAD = (
+    f"{'server':10} {'way':9} {'clients':>7} {'requests/s':>22} {'x first':>20} {'tokens/s':>8} {'CPU ms':>8}"
+    + "".join(f" {name:>17}" for name in ("answer, ms", "first text, ms", "between texts, ms"))
 )
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Medians over rounds with quartiles in brackets; times as p50 / p99."""
+    """Medians over rounds with quartiles in brackets; `CPU ms` of a request; other times as p50 / p99."""
     if "soak" in found:
         return soaked(found["soak"])
     lines = [HEAD + f" {'answered':>8} {'lost':>5} {'other text':>10}"]
     for row in found["rows"]:
         line = f"{row['server']:10} {row['how']:9} {row['clients'] or '-':>7} "
         line += f"{spread(row['requests_per_second'], 1):>22} "
-        line += f"{spread(row.get('over_offline'), 3):>20} {row['tokens_per_second'][0]:8.0f}"
+        line += f"{spread(row.get('over_base'), 3):>20} {row['tokens_per_second'][0]:8.0f} "
+        line += f"{row['cpu_ms'][0]:8.1f}" if "cpu_ms" in row else f"{'-':>8}"
         for name in ("latency_ms", "first_text_ms", "between_texts_ms"):
             pair = row[name]
             line += f" {'-' if pair is None else f'{pair[0]:.1f} / {pair[1]:.1f}':>17}"

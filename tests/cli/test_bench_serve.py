@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 import rcd
 from rcd.bench.client import Answer, Server, closed_loop
-from rcd.bench.serve import Figure, Load, Round, gauges, slope, soak
+from rcd.bench.serve import Figure, Load, Round, gauges
+from rcd.bench.soak import slope, soak
 from rcd.cli.main import app
 from rcd.errors import RCDError
 from rcd.serve.service import LocalService
@@ -83,7 +84,7 @@ def test_ratios_are_those_of_a_round() -> None:
     answers = [[Answer(0, 200, 0.1, text="a", tokens=3, ended=1.0)] * count for count in (10, 20, 40, 10)]
     rounds = [Round(1.0, some) for some in answers]
     found = Figure("a", "plain", 2, [rounds[0], rounds[1]], [rounds[1], rounds[2]], ["a"]).to_json()
-    assert found["over_offline"] == [0.5, 0.5, 0.5] and found["requests_per_second"][0] == 15
+    assert found["over_base"] == [0.5, 0.5, 0.5] and found["requests_per_second"][0] == 15
     assert found["tokens_per_second"][0] == 45 and found["other_text"] == 0
     assert Figure("a", "plain", 2, [rounds[0]], texts=["b"]).to_json()["other_text"] == 10
 
@@ -104,11 +105,37 @@ def test_it_starts_a_server_of_its_own_and_writes_what_it_prints(tmp_path: Path)
     assert all(row["lost"] == 0 for row in found["rows"])
 
 
+def test_two_servers_are_asked_in_turns_each_with_fields_of_its_own(running: Running, tmp_path: Path) -> None:
+    urls = [f"--url={name}={running.url},rcd.threshold={threshold}" for name, threshold in (("a", 0.5), ("b", 1.0))]
+    args = [
+        "bench",
+        "serve",
+        *urls,
+        "--seconds",
+        "0.5",
+        "--rounds",
+        "1",
+        "--clients",
+        "1,2",
+        "--way",
+        "plain",
+        "--json",
+    ]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0, done.exception
+    found = json.loads(done.stdout)
+    assert [(row["server"], row["clients"]) for row in found["rows"]] == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert found["servers"]["a"] == [running.url, {"rcd": {"threshold": 0.5}}] and found["base"] == "a"
+    assert all(row["lost"] == 0 and row["cpu_ms"][0] > 0 for row in found["rows"])
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ("--url nothing", "NAME=http://HOST:PORT"),
         ("--url a=ftp://b:1", "NAME=http://HOST:PORT"),
+        ("--url a=http://127.0.0.1:1,steps", "FIELD=VALUE"),
+        ("--way sideways", "plain"),
         ("--url a=http://127.0.0.1:1 --url b=http://127.0.0.1:2 --requests 200", "one --url"),
         ("--url a=http://127.0.0.1:1 --requests 200", "does not answer"),
         ("--body []", "JSON object"),
