@@ -7,29 +7,33 @@ of a round.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-import queue
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import quantiles
 from typing import Any
+
+import torch
 
 from rcd.api import Pipeline
 from rcd.bench.client import Answer, Server, closed_loop, fetch
 from rcd.bench.decode import Spread
-from rcd.decode.config import DecodeConfig
+from rcd.decode.config import DecodeConfig, capacity_for
+from rcd.decode.engine import Engine
 from rcd.decode.events import Failed, Finished
-from rcd.decode.handle import Events
+from rcd.decode.requests import Request
 from rcd.errors import RCDError, first_line
 from rcd.serve.parse import parse
 from rcd.serve.requests import Job, jobs
 from rcd.serve.settings import ServeSettings
 from rcd.serve.text import Words
+from rcd.serve.warm import compile_products
 
 OFFLINE, PLAIN, STREAMED = "offline", "plain", "streamed"
 WARM_SECONDS = 2.0
@@ -132,35 +136,37 @@ def jobs_of(pipeline: Pipeline, load: Load, config: DecodeConfig) -> list[Job]:
     return [asyncio.run(jobs(pipeline, words, config, ask))[0] for ask in asks]
 
 
-def offline(pipeline: Pipeline, asked: Sequence[Job], rows: int, seconds: float) -> Round:
-    """The engine with all rows in use: as many more requests wait as it has rows."""
-    events: Events = queue.SimpleQueue()
-    number, began, answers = 0, time.perf_counter(), list[Answer]()
+class Offline:
+    """The engine without a server or threads, all of its rows in use."""
 
-    def submit() -> None:
-        nonlocal number
-        job = asked[number % len(asked)]
-        pipeline.submit(job.prompt, job.config, row=number, rows=rows, wait=True, events=events)
-        number += 1
+    def __init__(self, pipeline: Pipeline, asked: Sequence[Job], rows: int):
+        self._pipeline = pipeline
+        settings = pipeline.settings
+        resolved = [pipeline.resolve(job.config, len(job.prompt)) for job in asked]
+        self._requests = [Request(job.prompt, one.request) for job, one in zip(asked, resolved, strict=True)]
+        config, longest = resolved[0].engine(settings), max(len(job.prompt) for job in asked)
+        capacity = capacity_for(longest + resolved[0].new_tokens, config, settings)
+        self._engine = Engine(pipeline.model, config, rows=rows, capacity=capacity, text=pipeline.decode)
+        with torch.inference_mode():
+            compile_products(self._engine)
 
-    for _ in range(2 * rows):
-        submit()
-    left, used = number, time.process_time()
-    while left:
-        event = events.get()
-        if isinstance(event, BaseException):
-            raise event
-        if isinstance(event, Failed):
-            raise RCDError(event.message)
-        assert isinstance(event, Finished)
-        left -= 1
-        now = time.perf_counter()
-        made = pipeline.generation(event, now - began)
-        if now - began < seconds:
-            answers.append(Answer(event.row, text=made.text, tokens=len(made.ids), ended=now))
-            submit()
-            left += 1
-    return Round(seconds, answers, (time.process_time() - used) * len(answers) / number)
+    def __call__(self, seconds: float) -> Round:
+        began, used, answers = time.perf_counter(), time.process_time(), list[Answer]()
+
+        def requests() -> Iterator[Request]:
+            numbers = itertools.count()
+            while time.perf_counter() - began < seconds:
+                number = next(numbers)
+                yield replace(self._requests[number % len(self._requests)], row=number)
+
+        for event in self._engine.run(requests()):
+            if isinstance(event, Failed):
+                raise RCDError(event.message)
+            if isinstance(event, Finished):
+                text = self._pipeline.generation(event, 0.0).text
+                answers.append(Answer(event.row, text=text, tokens=len(event.ids), ended=time.perf_counter()))
+        kept = [one for one in answers if one.ended - began <= seconds]
+        return Round(seconds, kept, (time.process_time() - used) * len(kept) / len(answers))
 
 
 def loaded(server: Server, load: Load, how: str, clients: int, seconds: float) -> Round:

@@ -32,6 +32,8 @@ class Soak:
     """The slope of the process's memory over the requests behind the first fifth."""
     first_mib: float
     last_mib: float
+    memory: list[tuple[int, float]]
+    """(requests answered, bytes of the process) on the way."""
     left: dict[str, list[float]]
     """By gauge: [before, after], of those that differ when all is answered."""
 
@@ -71,7 +73,7 @@ def soak(server: Server, load: Load, clients: int, requests: int, texts: Sequenc
     }  # fmt: skip
     return Soak(
         len(good), len(answers) - len(good), len(other), round(slope(late), 1), round(memory[0][1] / 2**20, 1),
-        round(memory[-1][1] / 2**20, 1), left,
+        round(memory[-1][1] / 2**20, 1), memory, left,
     )  # fmt: skip
 
 

@@ -126,7 +126,7 @@ class Plan:
         texts = [answer.text for answer in answers]
         with bench.started(model, flags) as url:
             server = {"rcd": (bench.Server(url, load.path), load)}
-            found = self._measured(server, lambda most: bench.offline(pipeline, asked, max_batch, most), texts)
+            found = self._measured(server, bench.Offline(pipeline, asked, max_batch), texts)
         about = {"chat": chat, "body": fields, "prompts": len(load.prompts), "model": model, "carry": carry}
         about |= {"set": list(given.texts), "max_batch": max_batch}
         place = pipeline.model.device

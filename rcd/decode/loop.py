@@ -12,6 +12,7 @@ import math
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 
 from rcd.decode.engine import Engine
@@ -33,14 +34,15 @@ MOST_ENGINES, MOST_UNUSED = 8, 4
 
 class DecodeLoop:
     """`most_rows` bounds the rows of an engine, `memory` the bytes of all caches together (None: what the machine
-    has), `prefix_bytes` what is kept of prompts that have been read, for others that begin alike."""
+    has), `prefix_bytes` what is kept of prompts that have been read, for others that begin alike. `prepare` is called
+    with every new engine, by the thread that decodes."""
 
     def __init__(
         self, most_waiting: int = MOST_WAITING, linger: float = LINGER, *, most_rows: int | None = None,
-        memory: int | None = None, prefix_bytes: int = 0,
+        memory: int | None = None, prefix_bytes: int = 0, prepare: Callable[[Engine], None] | None = None,
     ):  # fmt: skip
         self.most_waiting, self.linger, self.most_rows, self.memory = most_waiting, linger, most_rows, memory
-        self._prefix_bytes = prefix_bytes
+        self._prefix_bytes, self._prepare = prefix_bytes, prepare
         self.closed = False
         self.begin()
         LOOPS.add(self)
@@ -173,6 +175,8 @@ class DecodeLoop:
             return None
         self.made += 1
         queue.engine, queue.bytes = plan.make(rows, plan.capacity, self.prefixes), needed
+        if self._prepare is not None:
+            self._prepare(queue.engine)
         return queue.engine
 
     def _cleared(self, queue: EngineQueue, needed: int) -> bool:

@@ -21,6 +21,7 @@ from rcd.serve.requests import DEADLINE, LEAVING, Job, jobs
 from rcd.serve.schema import Ask
 from rcd.serve.settings import ServeSettings
 from rcd.serve.text import Words
+from rcd.serve.warm import compile_products
 
 SWITCH = 0.001
 """Seconds between switches of Python's threads: the one that decodes gives up its turn at every operation of torch, and
@@ -104,8 +105,9 @@ class LocalService:
     def _loop(self) -> DecodeLoop:
         asked = self.settings
         return DecodeLoop(
-            asked.max_queue, most_rows=asked.max_batch, memory=asked.cache_memory, prefix_bytes=asked.prefix_cache
-        )
+            asked.max_queue, most_rows=asked.max_batch, memory=asked.cache_memory, prefix_bytes=asked.prefix_cache,
+            prepare=compile_products,
+        )  # fmt: skip
 
     async def cards(self) -> list[dict[str, Any]]:
         return [card(one.name, one.pipeline, one.config) for one in list(self.models.values())]
