@@ -27,6 +27,7 @@ from rcd.bench.decode import Spread
 from rcd.decode.config import DecodeConfig, capacity_for
 from rcd.decode.engine import Engine
 from rcd.decode.events import Failed, Finished
+from rcd.decode.prefixes import Prefixes
 from rcd.decode.requests import Request
 from rcd.errors import RCDError, first_line
 from rcd.serve.parse import parse
@@ -146,7 +147,8 @@ class Offline:
         self._requests = [Request(job.prompt, one.request) for job, one in zip(asked, resolved, strict=True)]
         config, longest = resolved[0].engine(settings), max(len(job.prompt) for job in asked)
         capacity = capacity_for(longest + resolved[0].new_tokens, config, settings)
-        self._engine = Engine(pipeline.model, config, rows=rows, capacity=capacity, text=pipeline.decode)
+        kept = Prefixes(ServeSettings().prefix_cache)  # of prompts that were read, as the server does
+        self._engine = Engine(pipeline.model, config, rows=rows, capacity=capacity, text=pipeline.decode, prefixes=kept)
         with torch.inference_mode():
             compile_products(self._engine)
 
