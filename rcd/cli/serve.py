@@ -68,13 +68,15 @@ def serve(
     revision: opt.Revision = None,
 ) -> None:  # fmt: skip
     """Serve models over HTTP: an OpenAI-compatible API, and a page at /."""
-    check_extra(ray)
+    check_extra()
     from rcd.serve.keys import read_keys
     from rcd.serve.settings import RaySettings, ServeSettings
 
     settings, placing = ServeSettings(**also[opt.SERVER]), RaySettings(**also[opt.RAY])
     if also[opt.RAY] and not ray:
         raise RCDError(f"{flag_of(next(iter(also[opt.RAY])))} is of a cluster; say --ray as well.")
+    if ray and find_spec("ray") is None:
+        raise RCDError("--ray needs Ray: pip install 'residual-context-diffusion[ray,serve]'.")
     keys, base = read_keys(api_key or (), api_key_file), decoding.config()
     from rcd.serve.loading import BUNDLED, Models, named
     from rcd.serve.server import run
@@ -123,11 +125,9 @@ def config_of(base: DecodeConfig, decoding: Given, carry: str | None, trained: d
     return replace(base, carry=decoding.chosen(carry, trained)[0])
 
 
-def check_extra(ray: bool = False) -> None:
+def check_extra() -> None:
     missing = [name for name in NEEDS if find_spec(name) is None]
     if missing:
         raise RCDError(
             f"rcd serve needs {', '.join(missing)}; install the extra: pip install 'residual-context-diffusion[serve]'."
         )
-    if ray and find_spec("ray") is None:
-        raise RCDError("--ray needs Ray: pip install 'residual-context-diffusion[ray,serve]'.")
