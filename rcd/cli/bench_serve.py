@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ import typer
 from rcd.cli import options as opt
 from rcd.cli.bench import Json, Output, check_output, device_name, finish, numbers, torch_version
 from rcd.cli.flags import Given
-from rcd.cli.serve import check_extra
+from rcd.cli.serve import Configured, check_extra
 from rcd.errors import RCDError, number, one_of, reason, whole
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Plan:
         config = given.config()
         pipeline = load_model(model)
         limit_threads([pipeline], threads)
-        config = replace(config, carry=given.chosen(carry, pipeline.checkpoint.rcd.carry)[0])
+        config = Configured(config, given, carry)(pipeline)
         load = bench.Load(prompts or problems(task_of(pipeline) or "words"), chat, fields)
         asked = bench.jobs_of(pipeline, load, config)
         flags = ["--max-batch", str(max_batch), "--carry", carry, *(f"--set={text}" for text in given.texts)]
@@ -208,7 +208,10 @@ def table(found: dict[str, Any]) -> list[str]:
     """Medians over rounds with quartiles in brackets; `CPU ms` of a request; other times as p50 / p99."""
     if "soak" in found:
         return soaked(found["soak"])
-    lines = [HEAD + f" {'answered':>8} {'lost':>5} {'other text':>10}"]
+    lines = [
+        "medians over rounds [quartiles]; times in ms: p50 / p99; x first: requests/s over those of the first line",
+        HEAD + f" {'answered':>8} {'lost':>5} {'other text':>10}",
+    ]
     for row in found["rows"]:
         line = f"{row['server']:10} {row['how']:9} {row['clients'] or '-':>7} "
         line += f"{spread(row['requests_per_second'], 1):>22} "

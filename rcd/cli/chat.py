@@ -37,6 +37,7 @@ def chat(
 ) -> None:
     """Talk with a diffusion language model; /help lists what can be changed on the way."""
     from rcd.api import load
+    from rcd.models import bundled
     from rcd.models.threads import limit_threads
 
     asked = decoding.config()  # flags are checked before a large model is read
@@ -48,6 +49,8 @@ def chat(
     session = Session(pipeline, asked, remembers=bool(getattr(pipeline.tokenizer, "chat_template", None)))
     session.take(carry=chosen)
     note_model(model, pipeline, pipeline.resolve(session.asked).window)
+    if bundled.holds(pipeline.checkpoint.folder):
+        note("the bundled models know problems worded like those of `rcd demo`, and nothing else")
     if not session.remembers:
         note(f"{model} has no chat template: each turn stands alone")
     if system:

@@ -54,7 +54,7 @@ ROW, GRID = 7, 41
 """Tokens of a sudoku's row with the mark behind it, and of a grid, which has none behind its last row."""
 
 
-@decoding("threshold", pairs=False, threshold=0.95)
+@decoding("threshold", pairs=False, threshold=opt.BUNDLED_THRESHOLD)
 def demo(
     problems: Annotated[int, typer.Option(help=f"How many problems to answer, 1 to {MOST:,}.")] = 100,
     models: Annotated[str, typer.Option("--set", help=f"The bundled models: {', '.join(SETS)}.")] = "llada",

@@ -201,14 +201,14 @@ def _signature(
     """The function's own, with the flags in place of `decoding`."""
     own = inspect.signature(function, eval_str=True)
     kind, carry = inspect.Parameter.KEYWORD_ONLY, _carry_names() if entries else set[str]()
-    new = [_parameter(entry, words.get(entry.name), entry.name not in carry) for entry in entries]
-    new += [inspect.Parameter("settings", kind, default=None, annotation=opt.Settings)] if pairs else []
-    new += [inspect.Parameter("ctx", kind, annotation=typer.Context)]
-    new += [
+    new = [
         _parameter(entry, words.get(entry.name), True, panel)
         for panel, found in (others or {}).items()
         for entry in found
     ]
+    new += [_parameter(entry, words.get(entry.name), entry.name not in carry) for entry in entries]
+    new += [inspect.Parameter("settings", kind, default=None, annotation=opt.Settings)] if pairs else []
+    new += [inspect.Parameter("ctx", kind, annotation=typer.Context)]
     parameters = [parameter.replace(kind=kind) for parameter in own.parameters.values() if parameter.name != "also"]
     place = next(number for number, parameter in enumerate(parameters) if parameter.name == "decoding")
     return own.replace(parameters=[*parameters[:place], *new, *parameters[place + 1 :]])

@@ -16,6 +16,8 @@ Model = Annotated[
     str, typer.Option("--model", "-m", help="A folder, a hub name, a .gguf file or bundled:NAME (rcd list model).")
 ]
 DEFAULT_MODEL = "bundled:words-rcd"
+BUNDLED_THRESHOLD = 0.95
+"""With which bundled models are shown and served: at 0.85, the usual one, they commit too early."""
 Device = Annotated[str, typer.Option(help="auto (cuda, else mps, else cpu) or a name.", rich_help_panel=LOADING)]
 DType = Annotated[
     str,

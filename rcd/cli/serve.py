@@ -115,7 +115,12 @@ class Configured:
     carry: str | None
 
     def __call__(self, pipeline: Pipeline) -> DecodeConfig:
-        return config_of(self.base, self.decoding, self.carry, pipeline.checkpoint.rcd.carry)
+        from rcd.models import bundled
+
+        base, checkpoint = self.base, pipeline.checkpoint
+        if bundled.holds(checkpoint.folder) and "threshold" not in self.decoding.values:
+            base = replace(base, threshold=opt.BUNDLED_THRESHOLD)
+        return config_of(base, self.decoding, self.carry, checkpoint.rcd.carry)
 
 
 def config_of(base: DecodeConfig, decoding: Given, carry: str | None, trained: dict[str, Any] | None) -> DecodeConfig:

@@ -36,6 +36,11 @@ def manifest() -> dict[str, Any]:
     return dict(models)
 
 
+def holds(folder: Path | None) -> bool:
+    """Whether a checkpoint's folder is a bundled model's."""
+    return folder is not None and ASSETS in folder.resolve().parents
+
+
 def names() -> list[str]:
     """As checkpoints are named by them; none where the installation has none."""
     return [PREFIX + name for name in manifest()] if (ASSETS / MANIFEST).is_file() else []

@@ -131,7 +131,7 @@ async def _http_error(request: Request, error: Any) -> Response:
     path = request.scope["path"][:200]
     message = {
         404: f"there is no {path} here; /v1/models, /v1/completions and /v1/chat/completions are.",
-        405: "this path is not asked by that method.",
+        405: f"{request.method[:16]} is not allowed here; use {(error.headers or {}).get('Allow', 'another method')}.",
     }.get(error.status_code, str(error.detail))
     return _json(Refused(error.status_code, message), dict(error.headers or {}))
 

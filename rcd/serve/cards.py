@@ -12,7 +12,7 @@ from rcd.data.tasks.sudoku import SIZE
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 
-SHOWN = ("threshold", "temperature", "top_p", "top_k", "num_inference_steps", "residual_scale")
+SHOWN = ("threshold", "temperature", "top_p", "top_k")
 PLAIN = (
     "How many primes are below 30?",
     "Write a short story about a lighthouse.",
@@ -34,8 +34,9 @@ def card(name: str, pipeline: Pipeline, config: DecodeConfig) -> dict[str, Any]:
     resolved, settings = pipeline.resolve(config), pipeline.settings
     carry = resolved.travelling
     own = {} if not carry.carries else {
-        key: value for key, value in _described(carry).items() if key in ("t_res", "alpha", "alpha_scale")
+        key: value for key, value in _described(carry).items() if key in ("t_res", "alpha")
     }  # fmt: skip
+    own |= {"alpha_scale": resolved.residual_scale} if carry.carries else {}
     return {
         "id": name,
         "object": "model",
@@ -50,7 +51,11 @@ def card(name: str, pipeline: Pipeline, config: DecodeConfig) -> dict[str, Any]:
             "context_length": settings.context_length,
             "task": task_of(pipeline),
             "chat": bool(getattr(pipeline.tokenizer, "chat_template", None)),
-            "defaults": {**{key: getattr(resolved, key) for key in SHOWN}, **own},
+            "defaults": {
+                **{key: getattr(resolved, key) for key in SHOWN},
+                "steps": resolved.num_inference_steps,
+                **own,
+            },
         },
     }
 

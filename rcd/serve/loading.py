@@ -44,6 +44,7 @@ class Models:
             pipeline = load(source, **self.placed, **self.facts)
             limit_threads([pipeline, *(one.pipeline for one in service.models.values())], self.threads)
             service.add(name, pipeline, self.configured(pipeline))
+            service.warm(name)
             if pipeline.untrained:
                 told(f"{name} is a causal model, not trained for diffusion; its text means nothing")
 

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from rcd.errors import first_line
 from rcd.serve.pieces import Refusal
 from rcd.serve.schema import (
     IGNORED,
@@ -62,7 +63,7 @@ def _object(content: bytes) -> dict[str, Any]:
     try:
         found = from_json(content, allow_inf_nan=False)
     except ValueError as error:
-        raise Refusal(f"the body is no JSON ({reprlib.repr(str(error))[1:-1]}); send one JSON object.") from None
+        raise Refusal(f"the body is no JSON ({first_line(error)}); send one JSON object.") from None
     if not isinstance(found, dict):
         raise Refusal('the body is no JSON object; send one such as {"prompt": "..."}.')
     return found
@@ -129,11 +130,14 @@ def _unknown(name: str, names: list[str], owner: str) -> Refusal:
     near = difflib.get_close_matches(name[:64], names, n=1)
     own = [*OWN, *RENAMED.values(), "t_res", "alpha_scale", "carry", "drafts", "alternatives"]
     hint = f" (did you mean {near[0]!r}?)" if near else ""
+    if not inner and name in RENAMED:
+        hint = f" (did you mean {RENAMED[name]!r}?)"
     if inner and name in own:
         hint = f" (did you mean {RENAMED.get(name, name)!r} in 'rcd'?)"
     shown = _short(name)
     param = name[:64] if inner else f"{owner}.{name[:64]}"
-    return Refusal(f"{owner} has no field {shown}{hint}; leave it out.", param, "unknown_parameter")
+    way_out = "write that instead" if hint else "leave it out"
+    return Refusal(f"{owner} has no field {shown}{hint}; {way_out}.", param, "unknown_parameter")
 
 
 def _kind(kind: type) -> str:

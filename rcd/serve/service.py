@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
@@ -101,6 +102,16 @@ class LocalService:
         pipeline.loop = self._loop()
         words = Words(pipeline.tokenizer)
         self.models[name] = Served(name, pipeline, config, words, Counter())
+
+    def warm(self, name: str) -> None:
+        """Take a step of an example, so that the first request finds an engine that is made and compiled."""
+        served = self.models[name]
+        if served.pipeline.tokenizer is None:
+            return
+        with contextlib.suppress(RCDError):  # what is wrong is told to whoever asks
+            prompt = served.words.encode([draw(served.pipeline, 0)["prompt"]])[0]
+            for _ in served.pipeline.submit(prompt, served.config, watch=True, rows=self.settings.max_batch):
+                break  # which cancels it
 
     def _loop(self) -> DecodeLoop:
         asked = self.settings

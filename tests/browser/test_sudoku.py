@@ -81,3 +81,15 @@ def test_other_prompts_and_other_models_get_no_grid(visit: Open) -> None:
     run(page, "Fill in: 1 2 3 / 4 5 6")
     page.locator(f"{COLUMNS[1]} .text").wait_for()
     assert not page.locator(f"{COLUMNS[1]} .grid").is_visible()
+
+
+def test_what_is_typed_goes_to_models_that_know_its_kind(site: Site, visit: Open) -> None:
+    page = visit()
+    for place, model in enumerate(PAIR):
+        page.locator(".model").nth(place).select_option(model)
+    run(page, "Leo has 40 marbles. He loses 15 of them at the park. How many marbles does he have now?")
+    ended(page)
+    assert [page.locator(".model").nth(place).input_value() for place in (0, 1)] == ["words-seqd", "words-rcd"]
+    run(page, PUZZLE.question)
+    ended(page)
+    assert "words" not in page.locator(".model").nth(0).input_value()

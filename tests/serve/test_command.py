@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from rcd.api import Pipeline, load
 from rcd.cli import serve
 from rcd.cli.flags import Given
 from rcd.cli.main import app
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.serve.loading import Models
+from rcd.serve.service import LocalService
 from rcd.serve.settings import RaySettings, ServeSettings
 from rcd.settings import entries
 
@@ -74,3 +78,18 @@ def test_flags_of_the_carry_leave_models_without_one_as_they_are() -> None:
     changed = serve.config_of(base, given, None, {"name": "residual", "alpha_scale": 4})
     assert changed.travelling.t_res == 0.5 and changed.travelling.alpha_scale == 4  # type: ignore[attr-defined]
     assert serve.config_of(base, given, "residual", None).travelling.t_res == 0.5  # type: ignore[attr-defined]
+
+
+def test_bundled_models_are_served_at_the_threshold_they_are_shown_with(tmp_path: Path) -> None:
+    bundled = load("bundled:words-rcd")
+    copied = Pipeline(replace(bundled.checkpoint, folder=tmp_path))
+    for given, pipeline, threshold in (({}, bundled, 0.95), ({"threshold": 0.5}, bundled, 0.5), ({}, copied, 0.85)):
+        given = Given(dict(given))
+        assert serve.Configured(given.config(), given, None)(pipeline).threshold == threshold
+
+
+def test_a_model_has_its_engine_before_the_first_request() -> None:
+    service = LocalService({"words-rcd": load("bundled:words-rcd")}, ServeSettings(max_batch=4))
+    service.warm("words-rcd")
+    loop = service.models["words-rcd"].pipeline.loop
+    assert [engine.rows_most for engine in loop.engines] == [4] and loop.made == 1

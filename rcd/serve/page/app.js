@@ -39,12 +39,12 @@ class App {
     const prompt = byId("prompt");
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.run();
+      this.runTyped();
     });
     prompt.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
-      this.run();
+      this.runTyped();
     });
     prompt.addEventListener("input", () => {
       this.answer = null;
@@ -74,6 +74,7 @@ class App {
     this.pairs = pairs(this.cards);
     this.pick(...defaults(this.cards));
     this.offerExamples();
+    byId("scope").hidden = !this.cards.every((card) => card.rcd?.task);
     if (!this.follow()) byId("prompt").focus({ preventScroll: true });
   }
 
@@ -158,6 +159,15 @@ class App {
     const settings = this.settings.values;
     if (settings.temperature > 0) settings.seed ??= anySeed(); // both columns draw by it, and the link keeps it
     return { prompt, settings, answer: this.answer, puzzle: puzzleIn(prompt), key: this.settings.key };
+  }
+
+  // What was typed goes to models that know its kind: those of sudokus know nothing else, and others know no sudokus.
+  runTyped() {
+    const kind = puzzleIn(byId("prompt").value) ? "sudoku" : "words";
+    const other = kind === "sudoku" ? "words" : "sudoku";
+    const lost = this.columns.every(({ card }) => card?.rcd?.task === other);
+    if (lost && this.pairs?.has(kind) && byId("prompt").value.trim()) this.pick(...this.pairs.get(kind));
+    return this.run();
   }
 
   async run() {

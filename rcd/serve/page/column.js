@@ -8,7 +8,7 @@ import { judge } from "./verdict.js";
 
 const MOTTOS = {
   seqd: "throws away what it does not commit",
-  rcd: "carries on what it does not commit",
+  rcd: "carries forward what it does not commit",
 };
 const ENDS = { eos: "the model ended its text", stop: "a stop string ended it", length: "the length was reached" };
 
