@@ -195,7 +195,8 @@ def left_after(client: httpx.Client, body: dict[str, Any], rows: int) -> None:
     usage = client.post("/v1/completions", json={**body, "n": 1}).json()["usage"]
     before = metric("passes")  # of the engines there are: it falls where one makes room for another, and never matters
     with client.stream("POST", "/v1/completions", json={**body, "n": 64, "stream": True}) as answer:
-        next(line for line in answer.iter_lines() if '"text"' in line)
+        lines = answer.iter_lines()  # kept: an iterator that goes closes the connection
+        next(line for line in lines if '"text"' in line)
     until(lambda: metric("serving") == metric("waiting") == 0)
     assert metric("passes") - before < usage["denoising_steps"] * 64 / rows / 2
 
