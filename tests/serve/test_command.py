@@ -84,8 +84,8 @@ def test_bundled_models_are_served_at_the_threshold_they_are_shown_with(tmp_path
     bundled = load("bundled:words-rcd")
     copied = Pipeline(replace(bundled.checkpoint, folder=tmp_path))
     for given, pipeline, threshold in (({}, bundled, 0.95), ({"threshold": 0.5}, bundled, 0.5), ({}, copied, 0.85)):
-        given = Given(dict(given))
-        assert serve.Configured(given.config(), given, None)(pipeline).threshold == threshold
+        flags = Given(dict(given))
+        assert serve.Configured(flags.config(), flags, None)(pipeline).threshold == threshold
 
 
 def test_a_model_has_its_engine_before_the_first_request() -> None:
