@@ -23,6 +23,8 @@ import httpx
 import pytest
 
 import rcd
+from rcd.cli.options import BUNDLED_THRESHOLD
+from rcd.decode.config import DecodeConfig
 from rcd.serve.service import LocalService
 from rcd.serve.settings import ServeSettings
 from tests.processes import FAILSAFE
@@ -100,7 +102,8 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def local() -> Api:
-    return Api(LocalService({name: rcd.load(f"bundled:{name}") for name in MODELS}), ServeSettings(max_n=64))
+    models = {name: rcd.load(f"bundled:{name}") for name in MODELS}
+    return Api(LocalService(models, config=DecodeConfig(threshold=BUNDLED_THRESHOLD)), ServeSettings(max_n=64))
 
 
 BODIES: list[dict[str, Any]] = [
