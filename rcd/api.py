@@ -147,7 +147,7 @@ class Pipeline:
         second = reference.model if reference is not None and engine.travelling.needs_reference else None
         key = (engine, id(self.model), None if second is None else id(second))
         small = self.model.device.type == "cpu" and cache_bytes(self.model, LEAST_ROWS, needed) <= LEAST_BYTES
-        models = [self.model] if second is None else [self.model, second]
+        models = [self.model] * (2 if engine.guidance else 1) + ([] if second is None else [second])
 
         def size(places: int, capacity: int) -> int:
             return sum(cache_bytes(each, places, capacity) for each in models)

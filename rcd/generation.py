@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rcd.decode.events import Counted, Counts, TokenLogprob
@@ -38,6 +38,7 @@ class Generation(Counted):
             "tokens_per_step": round(self.tokens_per_step, 4),
             "forwards": self.forwards,
             "tokens_per_forward": round(self.tokens_per_forward, 4),
+            "counts": {kind: number for kind, number in asdict(self.counts).items() if number},
             "seconds": round(self.seconds, 4),
             "stop_reason": self.stop_reason,
         }

@@ -34,7 +34,7 @@ PANELS: dict[str | None, tuple[str, ...]] = {
         "block_add_threshold", "decoded_token_threshold", "blocks_in_flight",
     ),
     opt.SAMPLING: (
-        "temperature", "top_k", "top_p", "seed", "eos_suppression", "eos_early_stop", "confidence",
+        "temperature", "top_k", "top_p", "seed", "guidance", "eos_suppression", "eos_early_stop", "confidence",
     ),
 }  # fmt: skip
 """Where `--help` shows a setting; any other is shown with how passes are computed."""

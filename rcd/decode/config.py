@@ -152,7 +152,7 @@ class DecodeConfig(RequestSettings):
         block = self.block
         if model.attention != "block_causal" and self.window != "d2f" and block == self.new_tokens:
             block = self.new_tokens if self.batch_invariant else max(16, rounded(self.new_tokens))
-        plain = RequestSettings()
+        plain = replace(RequestSettings(), guidance=float(self.guidance > 0))  # whether there is a second pass at all
         return replace(self, block_length=block, **{name: getattr(plain, name) for name in REQUEST})
 
     def resolved(

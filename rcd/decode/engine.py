@@ -21,6 +21,7 @@ from rcd.decode import reporting
 from rcd.decode.answers import Answer, Text
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Failed
+from rcd.decode.guidance import Guided, Unconditional
 from rcd.decode.model import SlotModel
 from rcd.decode.prefixes import Prefixes
 from rcd.decode.probe import Prober
@@ -67,6 +68,7 @@ class Engine:
         made = dict(shared=self.window.shared, passes=config.passes, apart=config.batch_invariant)
         room = capacity + self.window.spare
         self.target = SlotModel(model, rows, room, **made)
+        self.uncond = Unconditional(model, rows, room, **made) if self.config.guidance else None
         self.reference = None
         if reference is not None and carry.needs_reference:
             self.reference = SlotModel(reference, rows, room, **made, mask=settings.mask_token_id)
@@ -79,7 +81,8 @@ class Engine:
         on_gpu = model.device.type == "cuda"
         graphs = on_gpu and graphs is not False and all(each.replayable for each in self.models)
         rules = rules.summarising(model, config, self.target.parts)
-        self.units = Units(self.window, self.target, self.reference, rules, self.rows, graphs)
+        target = self.target if self.uncond is None else Guided(self.target, self.uncond, self.rows)
+        self.units = Units(self.window, target, self.reference, rules, self.rows, graphs)
         self.lag = 1 if on_gpu and not terms.starts else 0
         self.stats, self.text = Stats(), text
         shared = None if config.batch_invariant else prefixes  # the bits would depend on what was read before
@@ -108,7 +111,8 @@ class Engine:
 
     @property
     def models(self) -> list[SlotModel]:
-        return [self.target] if self.reference is None else [self.target, self.reference]
+        """Each with a cache of its own."""
+        return [each for each in (self.target, self.uncond, self.reference) if each is not None]
 
     @torch.inference_mode()
     def admit(self, request: Request) -> Failed | None:
@@ -139,6 +143,7 @@ class Engine:
             row, sent(prompt, model.device), [*model.settings.eos_token_ids, *settings.stop_ids],
             model.settings.mask_token_id, prompt=length, limit=length + settings.new_tokens, serial=-1, fresh=starts,
             seed=signed(settings.seed), steps=settings.num_inference_steps or 0, scale=settings.residual_scale,
+            guidance=settings.guidance,
             **{name: getattr(settings, name) for name in ("threshold", "factor", "temperature", "top_p", "top_k")},
             **own,
         )  # fmt: skip

@@ -87,10 +87,21 @@ class Counts:
     in the pass of the next block's first step."""
     reference: int = 0
     """The same of a reference model: its prefill, its residuals, its stores."""
+    guidance: int = 0
+    """Second passes of the target, with the prompt masked (`guidance`): one for each of its own."""
+
+    @property
+    def target(self) -> int:
+        """The target's passes over the text as it is."""
+        return self.denoising + self.prefill + self.start + self.store
+
+    def guided(self) -> Counts:
+        """The same where every pass of the target is two."""
+        return replace(self, guidance=self.target)
 
     @property
     def forwards(self) -> int:
-        return self.denoising + self.prefill + self.start + self.store + self.reference
+        return self.target + self.reference + self.guidance
 
 
 class Counted:
@@ -115,7 +126,7 @@ class Counted:
 
     @property
     def forwards(self) -> int:
-        """All forward passes: denoising, prefill, start passes, cache stores, and every pass of a reference."""
+        """All forward passes: denoising, prefill, start passes, cache stores, those of a reference and of guidance."""
         return self.counts.forwards
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +51,8 @@ class SlotModel:
     that the slots name; the rest is only stored. `mask`: the mask of the texts, which a reference may call by another
     id."""
 
+    reads_prompts: ClassVar[bool] = True
+
     def __init__(
         self, model: DiffusionLM, rows: int, capacity: int, *, shared: bool = False, passes: str | None = None,
         apart: bool = False, mask: int | None = None,
@@ -79,7 +81,14 @@ class SlotModel:
         self, ids_NQ: Tensor, slots: Slots, carry: Carry, state: Any, inject: Tensor, places: Places, raw: bool = False
     ) -> Prediction:
         """A step's pass. `raw`: also tell the hidden states before the final norm."""
-        embeds = self.embed(ids_NQ, carry, state, inject, slots.places)
+        hidden, before = self.hidden(ids_NQ, slots, carry, state, inject, places, raw)
+        return Prediction(self.head(hidden, places.counts), hidden, before)
+
+    def hidden(
+        self, ids_NQ: Tensor, slots: Slots, carry: Carry, state: Any, inject: Tensor, places: Places, raw: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """(what the head reads of a step's pass, the same before the final norm if it is asked for)."""
+        embeds = self.embed(self._own(ids_NQ, slots), carry, state, inject, slots.places)
         with before_norm(self.model) if raw else nullcontext() as found:
             hidden = self.backbone(embeds, slots, self.cache)
         chosen: Any = slots.sources or slots.places or slice(inject.shape[0])
@@ -91,13 +100,18 @@ class SlotModel:
                 assert isinstance(self.backbone, StockBackbone)
                 before = torch.empty_like(before).index_copy(0, torch.tensor(self.backbone.order), before)
             before = places.take(before[chosen])
-        return Prediction(self.head(hidden, places.counts), hidden, before)
+        return hidden, before
 
     def plain(self, ids_NQ: Tensor, slots: Slots, predicted: int = 0) -> Tensor | None:
         """A pass with nothing injected: logits of so many slots (or all places), None for 0, where it only stores."""
-        hidden = self.backbone(self.model.embed(self._own(ids_NQ)), slots, self.cache)
+        hidden = self.plain_hidden(ids_NQ, slots, predicted)
+        return self.head(hidden, None) if predicted else None
+
+    def plain_hidden(self, ids_NQ: Tensor, slots: Slots, predicted: int) -> Tensor:
+        """What the head reads of such a pass."""
+        hidden = self.backbone(self.model.embed(self._own(ids_NQ, slots)), slots, self.cache)
         chosen: Any = slots.sources or slots.places or slice(predicted)
-        return self.head(hidden[chosen], None) if predicted else None
+        return hidden[chosen]
 
     def head(self, hidden: Tensor, counts: list[int] | None) -> Tensor:
         """Logits; where `counts` says how many each row has, one row after another."""
@@ -114,7 +128,12 @@ class SlotModel:
         injected = carry.inject(chosen, inject, state, self.model.carry_parameters)
         return embeds.slice_scatter(injected, end=count) if at is None else embeds.index_put(at, injected)
 
-    def _own(self, ids: Tensor) -> Tensor:
+    @property
+    def lanes(self) -> tuple[SlotModel, ...]:
+        """The models whose passes make one of this (`rcd.decode.guidance`)."""
+        return (self,)
+
+    def _own(self, ids: Tensor, slots: Slots) -> Tensor:
         """The same by this model's ids: its own mask, and an id of the other's padding, which is no token, as its last
         one."""
         if self.mask is None:
@@ -126,7 +145,7 @@ class SlotModel:
 class Raw:
     """A model whose passes also tell the hidden states before the final norm."""
 
-    def __init__(self, model: SlotModel):
+    def __init__(self, model: Any):
         self.model, self.codebook = model, model.codebook
 
     def __call__(

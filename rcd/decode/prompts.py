@@ -32,7 +32,7 @@ class PromptReader:
         self.models, self.rows, self.stats, self.device = models, rows, stats, rows.active.device
         self.block, self.prefixes = block, prefixes
         self.caches = [model.cache for model in models]
-        self._weights = tuple((model.model, model.model.weights_version) for model in models)
+        self._weights = tuple((type(model), model.model, model.model.weights_version) for model in models)
         """What keys and values depend on, beside the tokens and the length of a block."""
         self.reading = -1
         """The row whose prompt is read."""
@@ -85,6 +85,8 @@ class PromptReader:
         if self.prefixes is None or not one.unit or one.pieces is not None or int(rows.broken[row]):
             return
         stored = int(rows.start[row] - self.block * torch.maximum(rows.pending, rows.referred)[row])
+        if not all(model.reads_prompts for model in self.models):  # there a prompt is masks, and an answer is tokens
+            stored = min(stored, len(one.prompt) // self.block * self.block)
         tokens = rows.text[row, : stored if one.unit == self.block else one.unit].tolist()
         self.prefixes.keep((one.unit, self._weights), tokens, one.unit, self.caches, row)
 

@@ -109,7 +109,8 @@ def finished(engine: Engine, row: int, one: Serving) -> Finished | Failed:
 def counts(engine: Engine, one: Serving, now: RowReport) -> Counts:
     every = now.denoised if engine.window.terms.carry.step_pass == "reference" else 0
     reference = 0 if engine.reference is None else one.prefills + one.references + every + now.stored
-    return Counts(now.denoised, one.prefills, one.starts, now.stored, reference)
+    found = Counts(now.denoised, one.prefills, one.starts, now.stored, reference)
+    return found if engine.uncond is None else found.guided()
 
 
 def step_of(engine: Engine, trace: Trace, row: int, one: Serving, now: RowReport) -> Step:

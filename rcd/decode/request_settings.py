@@ -43,6 +43,9 @@ class RequestSettings:
     """What tokens are drawn by. Row r of a batch draws by seed + r, whoever else is in it."""
     residual_scale: float = setting(default=1.0, ge=0, le=1, why="alpha_scale of the carry goes above 1")
     """Multiplies the weight of what is carried; 0 decodes without (SeqD)."""
+    guidance: float = setting(default=0.0, ge=0, le=100, why="LLaDA's cfg_scale is a few units at most")
+    """Classifier-free guidance (LLaDA's `cfg_scale`): decode by un + (s + 1) (cond - un), where `un` are the logits
+    with the prompt masked, a second pass each time; 0 is none."""
     stop: tuple[str, ...] = setting(default=())
     """Texts that end the answer, and are not part of it."""
     stop_ids: tuple[int, ...] = setting(default=())

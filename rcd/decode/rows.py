@@ -27,7 +27,7 @@ from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
 from rcd.kernels.plain import run_of
 
-FRACTIONS = ("threshold", "factor", "temperature", "top_p", "scale")
+FRACTIONS = ("threshold", "factor", "temperature", "top_p", "scale", "guidance")
 """Settings of a request that are fractions."""
 
 
@@ -71,6 +71,7 @@ class Rows:
     top_p: Tensor
     scale: Tensor
     """[R + 1] of the residual."""
+    guidance: Tensor
     ends: Tensor
     """[R + 1, E] end and stop tokens, filled up with -1."""
     step: Tensor

@@ -22,7 +22,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
 from rcd.decode.flight import prefill_piece
 from rcd.decode.reporting import no_numbers
-from rcd.decode.simple_windows import BlockWindow, CanvasWindow, PassPlan, Reader, Text, shaped
+from rcd.decode.simple_windows import BlockWindow, CanvasWindow, Guided, PassPlan, Reader, Text, shaped
 from rcd.decode.step import Outcome, Rules, StepInputs, StepSettings, denoise
 from rcd.decode.stopping import check_prompts, settle
 from rcd.diffusion.noise import signed, uniform_of
@@ -42,7 +42,9 @@ def decode(
     now, flying = Text.of(prompt, config, settings), config.window in ("blockwise", "d2f")
     causal, length = settings.attention == "block_causal", len(prompt)
     window = BlockWindow(config, now, causal) if flying else CanvasWindow(config, now)
-    target = Reader(model, window.block_of, settings.mask_token_id)
+    cond = Reader(model, window.block_of, settings.mask_token_id)
+    uncond = Reader(model, window.block_of, settings.mask_token_id, unread=length)
+    target = Guided(cond, uncond, config.guidance) if config.guidance else cond
     other = None if reference is None else Reader(reference, window.block_of, settings.mask_token_id)
     generator, answer = torch.Generator().manual_seed(config.seed), Answer(row, config, settings.eos_token_ids, text)
     pieces = -(-now.origin // prefill_piece(config.block if causal else max(1, now.origin))) if flying else 0
@@ -96,9 +98,9 @@ def decode(
             event = replace(event, final=min(event.final, max(0, now.unfinished(config.block) - length)))
         yield event
         if answer.stopped:
-            yield answer.cut(_with_stores(counts, config, window, other is not None))
+            yield answer.cut(_completed(counts, config, window, other is not None))
             return
-    yield answer.ended(now.ids[length:].tolist(), _with_stores(counts, config, window, other is not None))
+    yield answer.ended(now.ids[length:].tolist(), _completed(counts, config, window, other is not None))
 
 
 def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text, Tensor]:
@@ -111,12 +113,13 @@ def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text
     return replace(now, ids=torch.cat((now.ids[: now.origin], closed[0]))), committed & (token != ids)
 
 
-def _with_stores(counts: Counts, config: DecodeConfig, window: BlockWindow | CanvasWindow, reference: bool) -> Counts:
-    """The families' own loops store a finished block in a pass of its own; only there is one to count."""
-    if config.window != "blockwise" or not isinstance(window, BlockWindow):
-        return counts
-    stores, second = window.added - 1, reference and config.travelling.needs_reference
-    return replace(counts, store=stores, reference=counts.reference + stores * second)
+def _completed(counts: Counts, config: DecodeConfig, window: BlockWindow | CanvasWindow, reference: bool) -> Counts:
+    """With stores: the families' own loops store a finished block in a pass of its own, and only there is one to count.
+    And with the second pass of each under guidance."""
+    if config.window == "blockwise" and isinstance(window, BlockWindow):
+        stores, second = window.added - 1, reference and config.travelling.needs_reference
+        counts = replace(counts, store=stores, reference=counts.reference + stores * second)
+    return counts.guided() if config.guidance else counts
 
 
 def _event(

@@ -182,6 +182,8 @@ class Reader:
     """[T] the block of every position, for block-causal attention; None: everything sees everything."""
     mask: int
     before: Tensor | None = None
+    unread: int = 0
+    """Positions at the beginning that it reads as masks."""
 
     @property
     def codebook(self) -> Tensor:
@@ -193,6 +195,7 @@ class Reader:
     ) -> Prediction:  # fmt: skip
         settings = self.model.settings
         own = torch.where(ids == self.mask, settings.mask_token_id, ids).clamp_max(settings.vocab_size - 1)
+        own[: self.unread] = settings.mask_token_id
         embeds, at = self.model.embed(own[view.read]), torch.searchsorted(view.read, view.predicted)
         if carry is not None and inject is not None:
             embeds[at] = carry.inject(embeds[at], inject, state, self.model.carry_parameters)  # Eq. 2
@@ -216,6 +219,24 @@ class Reader:
         sees[old:, old : old + looking] = False
         both = torch.cat((self.before, embeds))[None], torch.cat((torch.arange(old), read))[None]
         return self.model.encode(both[0], View(both[1], sees[None, None]))[0, old:]
+
+
+@dataclass
+class Guided:
+    """Classifier-free guidance as LLaDA's `generate.py` writes it: un + (s + 1) (cond - un), `un` without prompt."""
+
+    cond: Reader
+    uncond: Reader
+    scale: float
+
+    @property
+    def codebook(self) -> Tensor:
+        return self.cond.codebook
+
+    def __call__(self, *given: Any) -> Prediction:
+        cond, un = self.cond(*given), self.uncond(*given)
+        logits = un.logits + (self.scale + 1) * (cond.logits - un.logits)
+        return Prediction(logits, un.hidden + (self.scale + 1) * (cond.hidden - un.hidden))
 
 
 def shaped(state: CarryState, where: Tensor) -> CarryState:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rcd.decode.graphs import Replay, compiled
+from rcd.decode.guidance import Guided
 from rcd.decode.model import Raw, SlotModel
 from rcd.decode.reporting import Trace
 from rcd.decode.requests import RowReport, Size
@@ -51,8 +52,9 @@ class Units:
     """Launches steps of the rows, in units by size."""
 
     def __init__(
-        self, window: Window, target: SlotModel, reference: SlotModel | None, rules: Rules, rows: Rows, graphs: bool
-    ):
+        self, window: Window, target: SlotModel | Guided, reference: SlotModel | None, rules: Rules, rows: Rows,
+        graphs: bool,
+    ):  # fmt: skip
         self.window, self.target, self.reference, self.rules, self.rows = window, target, reference, rules, rows
         self.on_gpu = rows.active.is_cuda
         self.prepared: Any = window.prepared
@@ -69,7 +71,8 @@ class Units:
         made, kind = partial(compiled, capacity=self.rows.capacity, backend=backend), type(self.window)
         self.prepared, self.settled = (partial(made(each), self.window) for each in (kind.prepared, kind.settled))
         self.rules = replace(self.rules, choose=made(self.rules.choose))
-        self.target.embed = made(self.target.embed)  # type: ignore[method-assign]
+        for lane in self.target.lanes:
+            lane.embed = made(lane.embed)  # type: ignore[method-assign]
 
     def step(self, size: Size, features: Features, record: Record | None = None) -> tuple[Tensor, Trace | None]:
         """Algorithm 2 for all rows, once: (report, trace)."""

@@ -130,7 +130,7 @@ def _has(carry: Carry, name: str) -> float:
 def _named(error: RCDError, ask: Ask) -> str | None:
     """The field that a refusal of the settings is of."""
     names = {"max_new_tokens": "max_tokens", "num_inference_steps": "rcd.steps", "factor": "rcd.factor"}
-    names |= {"top_k": "rcd.top_k", "threshold": "rcd.threshold"}
+    names |= {"top_k": "rcd.top_k", "threshold": "rcd.threshold", "guidance": "rcd.guidance"}
     found = next((name for name in ask.settings if name in str(error)), None)
     if found is None and "stop string" in str(error):
         return "stop"

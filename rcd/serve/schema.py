@@ -82,7 +82,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
 }
 """Fields of OpenAI's that would change the answer and are not supported: refused but for these values and null."""
-OWN = ("threshold", "factor", "num_inference_steps", "top_k")
+OWN = ("threshold", "factor", "num_inference_steps", "top_k", "guidance")
 """Settings of a request that OpenAI has no name for; they stand in `rcd`."""
 RENAMED = {"num_inference_steps": "steps"}
 

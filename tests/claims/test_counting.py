@@ -125,6 +125,6 @@ def test_blocks_in_flight_are_stored_at_no_cost(sdar: rcd.Pipeline) -> None:
 
 def test_json_has_the_documented_keys(sdar: rcd.Pipeline) -> None:
     assert list(sdar.generate([1, 2, 3], one_a_step("residual")).results[0].to_dict()) == [
-        "text", "ids", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "seconds",
-        "stop_reason",
+        "text", "ids", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "counts",
+        "seconds", "stop_reason",
     ]  # fmt: skip

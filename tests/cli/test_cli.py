@@ -55,8 +55,8 @@ def test_generate_prints_one_json_object(folder: str) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert set(result) == {
-        "text", "ids", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "seconds",
-        "stop_reason",
+        "text", "ids", "tokens", "denoising_steps", "tokens_per_step", "forwards", "tokens_per_forward", "counts",
+        "seconds", "stop_reason",
     }  # fmt: skip
     assert len(result["ids"]) == result["tokens"]
     assert result["tokens_per_step"] == pytest.approx(result["tokens"] / result["denoising_steps"], abs=1e-3)

@@ -130,6 +130,9 @@ def case_of(seed: int) -> Case:
     configs = [_resolved(pipeline, common, wish, len(prompt)) for wish, prompt in zip(wishes, prompts, strict=True)]
     block = max(config.block for config in configs) if window in CANVAS else configs[0].block
     configs = [replace(config, block_length=block if common["block_length"] else config.block) for config in configs]
+    guides = random.Random(f"guidance {seed}")  # of its own, so that the cases before it stay as they are
+    if guides.random() < 0.2:
+        configs = [replace(config, guidance=guides.choice([0.3, 1.0, 2.5])) for config in configs]
     one = configs[0].engine(pipeline.settings)
     kept = [k for k, config in enumerate(configs) if config.engine(pipeline.settings) == one]
     prompts, configs, count = [prompts[k] for k in kept], [configs[k] for k in kept], len(kept)

@@ -18,6 +18,7 @@ from rcd.decode import blocks, canvas, rows
 from rcd.decode.blocks import Blocks
 from rcd.decode.canvas import Canvas
 from rcd.decode.fused import FusedBackbone
+from rcd.decode.guidance import Guided, Unconditional
 from rcd.decode.model import SlotModel
 from rcd.decode.rows import Pass, Region, Rows
 from rcd.decode.slots import Slots
@@ -213,6 +214,43 @@ def never_refreshed(patch: Patch) -> None:
     patch.setattr(Canvas, "every", property(lambda self: 1 if self.shared else None))
 
 
+def guided_by_the_prompt(patch: Patch) -> None:
+    """The second pass sees the prompt's tokens where they are read beforehand, and masks in the steps."""
+
+    def plain_hidden(real: Any, self: Unconditional, ids: Any, slots: Slots, predicted: int) -> Any:
+        hidden = self.backbone(self.model.embed(ids), slots, self.cache)
+        chosen: Any = slots.sources or slots.places or slice(predicted)
+        return hidden[chosen]
+
+    wrapped(patch, Unconditional, "plain_hidden", plain_hidden)
+
+
+def guided_to_the_block(patch: Patch) -> None:
+    """The second pass masks one token less than the prompt has."""
+
+    def own(real: Any, self: Unconditional, ids: Any, slots: Slots) -> Any:
+        assert self.rows is not None
+        self.rows.prompt.sub_(1)
+        try:
+            return real(self, ids, slots)
+        finally:
+            self.rows.prompt.add_(1)
+
+    wrapped(patch, Unconditional, "_own", own)
+
+
+def neighbours_guidance(patch: Patch) -> None:
+    def scale(real: Any, self: Guided, *given: Any) -> Any:
+        own = self.rows.guidance
+        self.rows.guidance = own.roll(1)
+        try:
+            return real(self, *given)
+        finally:
+            self.rows.guidance = own
+
+    wrapped(patch, Guided, "_scale", scale)
+
+
 def answer_too_long(patch: Patch) -> None:
     """One position behind the answer counts as part of it."""
 
@@ -236,7 +274,8 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], int]] = {
         (stale_carry, 9), (stale_stop_ids, 69), (stale_steps, 9), (swapped_seed, 0), (neighbours_threshold, 0),
         (neighbours_temperature, 0), (wrong_scale, 0), (noise_of_another_step, 0), (position_off_by_one, 0),
         (ignored_t_res, 0), (lost_piece, 1), (quota_off, 8), (forgotten_shift, 3), (block_not_stored, 2),
-        (carried_on, 0), (never_refreshed, 3), (answer_too_long, 0),
+        (carried_on, 0), (never_refreshed, 3), (answer_too_long, 0), (guided_by_the_prompt, 4),
+        (guided_to_the_block, 3), (neighbours_guidance, 3),
     )
 }  # fmt: skip
 """With the first case of the fuzz that catches it."""
