@@ -62,6 +62,8 @@ PARTS: dict[str, dict[str, str]] = {
         "sdar": "rcd.models.families:SDAR",
         "llada": "rcd.models.families:LLADA",
         "dream": "rcd.models.families:DREAM",
+        "sdar_moe": "rcd.models.moe_families:SDAR_MOE",
+        "llada2_moe": "rcd.models.moe_families:LLADA2_MOE",
         "qwen3": "rcd.models.families:QWEN3",
         "qwen2": "rcd.models.families:QWEN2",
         "llama": "rcd.models.families:LLAMA",

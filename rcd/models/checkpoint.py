@@ -3,7 +3,6 @@ without rcd.json, or a GGUF file. `rcd.models.writing` writes one."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,9 +17,12 @@ from rcd.errors import RCDError, first_line, unknown_name, whole
 from rcd.models import learnt
 from rcd.models import source as src
 from rcd.models.dtypes import pick_dtype as pick_dtype
+from rcd.models.dtypes import wide
+from rcd.models.experts import EXPERTS, Router
 from rcd.models.family import FamilySpec
 from rcd.models.lm import DiffusionLM, ModelSettings, WideNorm
 from rcd.models.settings import RCDFile, resolve
+from rcd.models.tensors import count, layout_of, put, shape_of
 
 MASK_TEXT = "<|MASK|>"
 MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>")
@@ -193,12 +195,14 @@ def build(
     try:
         config = getattr(transformers, f"{spec.backbone}Config")(**backbone_config)
         config._attn_implementation = ATTENTION
+        config._experts_implementation = EXPERTS
         with torch.device(device):
             backbone = getattr(transformers, f"{spec.backbone}Model")(config)
             head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         # RoPE's tables are computed, not stored: never leave them on the meta device
         backbone.rotary_emb = type(backbone.rotary_emb)(config=config)
         WideNorm.replace_all(backbone)
+        Router.replace_all(backbone)
     except Exception as error:  # whatever the configuration's own checks raise
         reason = first_line(error)
         raise RCDError(
@@ -218,21 +222,21 @@ def _fill(
     """Put the tensors in place, each checked: known, of the right shape, finite, and none missing."""
     spec = model.spec
     wanted = {name: tuple(p.shape) for name, p in model.state_dict().items()}
-    parameters = sum(map(math.prod, wanted.values()))
+    layout, parameters = layout_of(spec, wanted), count(wanted)
     state: dict[str, Tensor] = {}
     stored: dict[str, torch.dtype] = {}
     for name, tensor in named:
         if name.endswith(spec.unused):
             continue
-        ours = spec.to_stock(name)
-        if ours not in wanted:
+        if name not in layout:
             raise RCDError(f"{path} holds the tensor {name}, which the family {spec.name} does not have.")
-        if grow and ours in ("backbone.embed_tokens.weight", "head.weight"):
-            tensor = _with_rows(tensor, wanted[ours][0])
-        if tuple(tensor.shape) != wanted[ours]:
+        expected = shape_of(layout[name])
+        if grow and layout[name][0].name in ("backbone.embed_tokens.weight", "head.weight"):
+            tensor = _with_rows(tensor, expected[0])
+        if tuple(tensor.shape) != expected:
             raise RCDError(
                 f"the tensor {name} of {path} has shape {list(tensor.shape)}, "
-                f"but its config.json means {list(wanted[ours])}."
+                f"but its config.json means {list(expected)}."
             )
         if tensor.dtype not in FLOATS:
             raise RCDError(
@@ -240,7 +244,10 @@ def _fill(
             )
         check_finite(tensor, name, path)
         stored[name] = tensor.dtype
-        state[ours] = tensor.to(device=device, dtype=pick_dtype(dtype, tensor.dtype, device, parameters))
+        chosen = pick_dtype(dtype, tensor.dtype, device, parameters)
+        if layout[name][0].name.endswith(spec.wide):
+            chosen = wide(chosen)
+        put(state, wanted, layout[name], tensor.to(device=device, dtype=chosen))
     tied = bool(getattr(model.backbone.config, "tie_word_embeddings", False))
     embeddings = state.get("backbone.embed_tokens.weight")
     if (
@@ -251,12 +258,12 @@ def _fill(
         state["head.weight"] = embeddings
     else:
         tied = False
-    missing = [name for name in wanted if name not in state]
+    held = {*stored, spec.from_stock("head.weight")} if tied else stored
+    missing = [name for name in layout if name not in held]
     if missing or embeddings is None:
-        raise RCDError(
-            f"{path} lacks {len(missing)} tensor(s) of the family {spec.name}, first {spec.from_stock(missing[0])}."
-        )
-    model.load_state_dict({name: tensor.to(embeddings.dtype) for name, tensor in state.items()}, assign=True)
+        raise RCDError(f"{path} lacks {len(missing)} tensor(s) of the family {spec.name}, first {missing[0]}.")
+    dtypes = {name: wide(embeddings.dtype) if name.endswith(spec.wide) else embeddings.dtype for name in wanted}
+    model.load_state_dict({name: state.pop(name).to(kind) for name, kind in dtypes.items()}, assign=True)
     if tied:
         model.head.weight = model.backbone.embed_tokens.weight  # type: ignore[assignment, union-attr]
     model.backbone.rotary_emb.to(device)

@@ -35,3 +35,8 @@ def pick_dtype(
     if dtype not in DTYPES:
         raise unknown_name("dtype", dtype, ["auto", *DTYPES])
     return DTYPES[dtype]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """fp32, or the dtype itself where it is wider."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,4 +1,5 @@
-"""The families: SDAR, LLaDA and Dream, and the causal ones that an adaptation starts from.
+"""The families: SDAR, LLaDA and Dream, and the causal ones that an adaptation starts from; those with experts are in
+`moe_families.py`.
 
 Each is what its config.json and its parameter names say, over a backbone that transformers already has. A new family
 is one FamilySpec here and one line in `rcd.registry`.
@@ -12,7 +13,7 @@ from rcd.errors import RCDError, whole
 from rcd.models.family import BIDIRECTIONAL, BLOCK_CAUSAL, FamilySpec
 
 # Hugging Face's own layout: `model.` is the backbone, `lm_head` the head.
-_STOCK_NAMES = (("model.", "backbone."), ("lm_head.", "head."))
+STOCK_NAMES = (("model.", "backbone."), ("lm_head.", "head."))
 
 _SHARED_KEYS = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
@@ -23,18 +24,18 @@ _SHARED_KEYS = (
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-def _stock_config(config: dict[str, Any]) -> dict[str, Any]:
+def stock_config(config: dict[str, Any]) -> dict[str, Any]:
     """Keys that the stock configurations share with SDAR's and Dream's."""
     for key in _REQUIRED:
         whole(f"{key} in config.json", config[key], least=1)
     kept = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
-    kept["rope_parameters"] = _rope(config)
+    kept["rope_parameters"] = rope_of(config)
     if config.get("use_sliding_window"):
         raise RCDError("this checkpoint uses sliding-window attention, which diffusion decoding does not support.")
     return kept
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
+def rope_of(config: dict[str, Any]) -> dict[str, Any]:
     """RoPE settings in either of transformers' spellings: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
     parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(parameters, dict):
@@ -83,12 +84,12 @@ def _llada_config(config: dict[str, Any]) -> dict[str, Any]:
 SDAR = FamilySpec(
     name="sdar",
     backbone="Qwen3",
-    backbone_config=_stock_config,
+    backbone_config=stock_config,
     attention=BLOCK_CAUSAL,
     block_length=4,
     mask_token_id=151669,
     eos_token_ids=(151645, 151643),
-    rename=_STOCK_NAMES,
+    rename=STOCK_NAMES,
 )
 
 _LLADA_LAYER, _LAYER = "model.transformer.blocks.{n}.", "backbone.layers.{n}."
@@ -119,12 +120,12 @@ LLADA = FamilySpec(
 DREAM = FamilySpec(
     name="dream",
     backbone="Qwen2",
-    backbone_config=_stock_config,
+    backbone_config=stock_config,
     attention=BIDIRECTIONAL,
     shift=1,
     mask_token_id=151666,
     eos_token_ids=(151643,),
-    rename=_STOCK_NAMES,
+    rename=STOCK_NAMES,
 )
 
 
@@ -133,11 +134,11 @@ def _causal(name: str, backbone: str) -> FamilySpec:
     return FamilySpec(
         name=name,
         backbone=backbone,
-        backbone_config=_stock_config,
+        backbone_config=stock_config,
         attention=BLOCK_CAUSAL,
         block_length=32,
         causal=True,
-        rename=_STOCK_NAMES,
+        rename=STOCK_NAMES,
     )
 
 

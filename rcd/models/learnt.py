@@ -68,10 +68,10 @@ def check_held(model: DiffusionLM, carry: Carry | None) -> None:
         )
 
 
-def write(state: dict[str, Tensor], rcd: RCDFile, folder: Path, codebook_VD: Tensor) -> None:
+def write(state: dict[str, Tensor], rcd: RCDFile, folder: Path, width: int, dtype: torch.dtype) -> None:
     """The carry's part of a model's state, in the codebook's dtype, if its carry learns anything."""
-    if learnt_by(carry_of(rcd), codebook_VD.shape[1]) is None:
+    if learnt_by(carry_of(rcd), width) is None:
         return
     own = {name.removeprefix(PREFIX): tensor for name, tensor in state.items() if name.startswith(PREFIX)}
-    kept = {name: tensor.detach().to("cpu", codebook_VD.dtype).contiguous() for name, tensor in own.items()}
+    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in own.items()}
     save_file(kept, folder / CARRY_FILE, metadata={"format": "pt"})

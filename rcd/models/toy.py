@@ -12,6 +12,20 @@ from rcd.models.checkpoint import Checkpoint, build, changed_settings, pick_devi
 from rcd.models.family import FamilySpec
 from rcd.models.settings import RCDFile, resolve
 
+EXPERTS: dict[str, dict[str, Any]] = {
+    "sdar_moe": {
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
+        "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
+    "llada2_moe": {
+        "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True, "n_group": 4,
+        "topk_group": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+        "score_function": "sigmoid", "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False,
+        "partial_rotary_factor": 0.5,
+    },
+}  # fmt: skip
+"""What the config.json of a family with experts says of them."""
+
 
 def toy_config(
     family: str,
@@ -36,7 +50,10 @@ def toy_config(
             "layer_norm_type": "rms", "weight_tying": False, "include_bias": False, "include_qkv_bias": False,
             "mask_token_id": mask, "eos_token_id": eos, "pad_token_id": eos,
         }  # fmt: skip
-    names = {"sdar": ("SDARForCausalLM", "sdar"), "dream": ("DreamModel", "Dream")}
+    names = {
+        "sdar": ("SDARForCausalLM", "sdar"), "dream": ("DreamModel", "Dream"),
+        "sdar_moe": ("SDARMoeForCausalLM", "sdar_moe"), "llada2_moe": ("LLaDA2MoeModelLM", "llada2_moe"),
+    }  # fmt: skip
     stock = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
     architecture, model_type = names.get(family) or (stock[family], family)
     config: dict[str, Any] = {
@@ -46,13 +63,13 @@ def toy_config(
         "max_position_embeddings": context, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0,
         "tie_word_embeddings": False, "eos_token_id": [eos, eot], "torch_dtype": "float32",
     }  # fmt: skip
-    if family in ("sdar", "qwen3"):
+    if family in ("sdar", "qwen3", *EXPERTS):
         config["head_dim"] = width // heads
     if family in names:
         config["mask_token_id"] = mask
-    if family == "sdar":
+    if family in ("sdar", *EXPERTS):
         config["block_size"] = block_length or 8
-    return config
+    return {**config, **EXPERTS.get(family, {})}
 
 
 def toy(
@@ -82,7 +99,7 @@ def toy(
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if to_train:
-                last = name.endswith(("o_proj.weight", "down_proj.weight"))
+                last = name.endswith(("o_proj.weight", "down_proj.weight", "down_proj"))
                 depth = len(model.backbone.layers)  # type: ignore[arg-type]
                 fixed = 0.0 if name.endswith("bias") else 1.0
                 deviation = 0.02 / (2 * depth) ** 0.5 if last else 0.02
@@ -90,6 +107,8 @@ def toy(
             elif parameter.dim() == 1:
                 sharp = 2.0 if name.endswith(("q_norm.weight", "k_norm.weight")) else 1.0
                 parameter.copy_(0.1 * noise + (0.0 if name.endswith("bias") else sharp))
+            elif parameter.dim() == 3:  # experts, one matrix each
+                parameter.copy_(noise * parameter.shape[2] ** -0.5)
             elif name.endswith(("q_proj.weight", "k_proj.weight")):
                 # attention that picks: positions then differ from one another, as in a trained model
                 parameter.copy_(noise * parameter.shape[1] ** -0.5 * 2.0)
@@ -98,6 +117,9 @@ def toy(
             else:
                 parameter.copy_(noise * parameter.shape[1] ** -0.5 * (spread if name == "head.weight" else 1.0))
             parameter.requires_grad_(False)
+        for name, bias in model.named_buffers():
+            if name.endswith(spec.wide):  # as a router's, after some training: it changes a few choices
+                bias.copy_(torch.randn(bias.shape, generator=generator) * (0.0 if to_train else 0.1))
     model.to(pick_device(device))
     kept = replace(rcd or RCDFile(), **changed_settings(settings, spec, overrides, own_type=spec.name))
     return Checkpoint(model, config, tokenizer, kept)

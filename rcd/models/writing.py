@@ -9,12 +9,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
-from rcd.errors import RCDError
+from rcd.errors import RCDError, first_line
 from rcd.models import learnt
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.settings import RCD_JSON
+from rcd.models.source import INDEX
+from rcd.models.tensors import Layout, layout_of, shape_of, taken
 
 
 def save(
@@ -30,22 +35,18 @@ def save(
 
     Written beside the target and moved into place whole, so that a broken run never leaves half a checkpoint.
     """
-    from huggingface_hub import save_torch_state_dict
-
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
         raise RCDError(f"{target} is not empty; choose another folder or allow it to be overwritten.")
     spec, state = checkpoint.model.spec, checkpoint.model.state_dict() if state is None else state
-    family = {name: tensor for name, tensor in state.items() if not name.startswith(learnt.PREFIX)}
-    stored = checkpoint.stored or {spec.from_stock(name): tensor.dtype for name, tensor in family.items()}
+    layout = layout_of(spec, {n: tuple(t.shape) for n, t in state.items() if not n.startswith(learnt.PREFIX)})
+    held = {name: state[pieces[0].name].dtype for name, pieces in layout.items()}
+    # as on disk, unless the model was loaded narrower: then what is left of the precision is what is written
+    dtypes = {
+        name: dtype if dtype.itemsize <= held[name].itemsize else held[name]
+        for name, dtype in (checkpoint.stored or held).items()
+    }
     learnt.check_held(checkpoint.model, learnt.carry_of(checkpoint.rcd))
-    out = {}
-    for name, dtype in stored.items():
-        tensor = state[spec.to_stock(name)].detach()
-        # as on disk, unless the model was loaded narrower: then what is left of the precision is what is written
-        out[name] = tensor.to("cpu", dtype if dtype.itemsize <= tensor.dtype.itemsize else tensor.dtype).contiguous()
-    if len({tensor.untyped_storage().data_ptr() for tensor in out.values()}) < len(out):  # tied, or an engine's views
-        out = {name: tensor.clone() for name, tensor in out.items()}
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -60,18 +61,40 @@ def save(
             checkpoint.tokenizer.save_pretrained(scratch)
         (scratch / "config.json").write_text(json.dumps(checkpoint.config, indent=2) + "\n")
         checkpoint.rcd.write(scratch)
-        save_torch_state_dict(out, scratch, max_shard_size=max_shard_size, metadata={"format": "pt"})
-        codebook = out[spec.from_stock("backbone.embed_tokens.weight")]
-        learnt.write(state, checkpoint.rcd, scratch, codebook)
+        _write_tensors(state, layout, dtypes, scratch, max_shard_size)
+        codebook = state["backbone.embed_tokens.weight"]
+        learnt.write(
+            state, checkpoint.rcd, scratch, codebook.shape[1], dtypes[spec.from_stock("backbone.embed_tokens.weight")]
+        )
         _usual_permissions(scratch)
         if target.exists():
             shutil.rmtree(target)
         scratch.rename(target)
-    except OSError as error:
-        raise RCDError(f"writing {target} failed ({error.strerror or error}); nothing was changed.") from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise RCDError(f"writing {target} failed ({reason}); nothing was changed.") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target
+
+
+def _write_tensors(
+    state: dict[str, Tensor], layout: Layout, dtypes: dict[str, torch.dtype], folder: Path, max_shard_size: str
+) -> None:
+    """Shard by shard, so that no more than one is in memory beside the model."""
+    from huggingface_hub import split_torch_state_dict_into_shards
+
+    out = {name: torch.empty(shape_of(layout[name]), dtype=dtype, device="meta") for name, dtype in dtypes.items()}
+    plan = split_torch_state_dict_into_shards(
+        out, filename_pattern="model{suffix}.safetensors", max_shard_size=max_shard_size
+    )
+    for file, names in plan.filename_to_tensors.items():
+        # of its own memory each: what is tied, or an engine's or an expert's view, shares its storage with others
+        shard = {name: taken(state, layout[name]).detach().to("cpu", dtypes[name], copy=True) for name in names}
+        save_file({name: tensor.contiguous() for name, tensor in shard.items()}, folder / file, {"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def _usual_permissions(folder: Path) -> None:

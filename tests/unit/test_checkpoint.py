@@ -279,8 +279,6 @@ def test_a_toy_survives_a_save(family: str, tmp_path: Path) -> None:
 
 
 def test_a_broken_save_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
     pipeline = rcd.Pipeline(toy("sdar"))
     pipeline.save(tmp_path / "model")
     before = tensors(tmp_path / "model")
@@ -288,7 +286,7 @@ def test_a_broken_save_leaves_the_old_checkpoint_whole(tmp_path: Path, monkeypat
     def full_disk(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(huggingface_hub, "save_torch_state_dict", full_disk)
+    monkeypatch.setattr(writing, "save_file", full_disk)
     with pytest.raises((OSError, rcd.RCDError)):
         pipeline.save(tmp_path / "model", overwrite=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

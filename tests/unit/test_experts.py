@@ -1,0 +1,204 @@
+"""Families with experts: their names and bytes, their routers and products against the stock ones, their decoding."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import rcd
+from rcd.errors import RCDError
+from rcd.models import checkpoint as ckpt
+from rcd.models import writing
+from rcd.models.experts import ROUTERS, Router, SigmoidRouter, by_expert, routers
+from rcd.models.toy import toy
+from tests.conftest import exact
+from tests.equivalence.setups import CARRIES, FLYING, PROMPTS, config, same
+from tests.unit.test_checkpoint import assert_same_bytes, tensors
+
+FAMILIES = ("sdar_moe", "llada2_moe")
+
+
+def saved(family: str, folder: Path, **changes: Any) -> Path:
+    """A checkpoint as they are published: bf16, LLaDA2's router bias fp32."""
+    rcd.Pipeline(toy(family)).save(folder)
+    state = load_file(folder / "model.safetensors")
+    kept = {name: t if name.endswith("expert_bias") else t.bfloat16() for name, t in state.items()}
+    save_file(kept, folder / "model.safetensors")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, **changes}))
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_are_one_tensor_here_and_written_one_by_one_with_the_same_bytes(
+    family: str, dtype: str, tmp_path: Path
+) -> None:
+    original = saved(family, tmp_path / "original")
+    checkpoint = ckpt.load(original, device="cpu", dtype=dtype)
+    layer: Any = checkpoint.model.backbone.layers[1]  # type: ignore[index]
+    assert layer.mlp.experts.gate_up_proj.shape == (8, 64, 64)
+    theirs = tensors(original)
+    expert = [theirs[f"model.layers.1.mlp.experts.5.{name}_proj.weight"] for name in ("gate", "up")]
+    assert torch.equal(layer.mlp.experts.gate_up_proj[5], torch.cat(expert).to(checkpoint.model.codebook.dtype))
+    writing.save(checkpoint, tmp_path / "copy")
+    assert_same_bytes(original, tmp_path / "copy")
+    writing.save(checkpoint, tmp_path / "sharded", max_shard_size="40KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 3
+    assert_same_bytes(original, tmp_path / "sharded")
+    again = ckpt.load(tmp_path / "sharded", device="cpu", dtype=dtype).model.state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in checkpoint.model.state_dict().items())
+
+
+def test_a_routers_bias_stays_fp32_in_a_bf16_model(tmp_path: Path) -> None:
+    model = ckpt.load(saved("llada2_moe", tmp_path / "a"), device="cpu", dtype="bfloat16").model
+    (router,) = routers(model.backbone)
+    assert isinstance(router, SigmoidRouter)
+    assert (router.e_score_correction_bias.dtype, router.weight.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_a_missing_expert_and_one_of_another_shape_are_refused(tmp_path: Path) -> None:
+    folder = saved("sdar_moe", tmp_path / "a")
+    state = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.experts.3.down_proj.weight"
+    save_file({k: v for k, v in state.items() if k != name}, folder / "model.safetensors")
+    with pytest.raises(
+        RCDError, match=r"lacks 1 tensor\(s\) of the family sdar_moe, first " + name.replace(".", r"\.")
+    ):
+        ckpt.load(folder, device="cpu")
+    save_file({**state, name: state[name][:, :5].contiguous()}, folder / "model.safetensors")
+    with pytest.raises(RCDError, match=r"has shape \[64, 5\], but its config.json means \[64, 32\]"):
+        ckpt.load(folder, device="cpu")
+    save_file({**state, name.replace("3", "8"): state[name].clone()}, folder / "model.safetensors")
+    with pytest.raises(RCDError, match="which the family sdar_moe does not have"):
+        ckpt.load(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "says"),
+    [
+        ("sdar_moe", {"num_experts": 0}, "num_experts"),
+        ("sdar_moe", {"num_experts": "many"}, "num_experts"),
+        ("sdar_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ("sdar_moe", {"moe_intermediate_size": None}, "moe_intermediate_size"),
+        ("sdar_moe", {"mlp_only_layers": 3}, "mlp_only_layers"),
+        ("sdar_moe", {"mlp_only_layers": ["a"]}, "mlp_only_layers"),
+        ("sdar_moe", {"decoder_sparse_step": -1}, "decoder_sparse_step"),
+        ("llada2_moe", {"n_group": 3}, "8 experts in 3 groups"),
+        ("llada2_moe", {"n_group": 8}, "of two experts or more"),
+        ("llada2_moe", {"topk_group": 5}, "topk_group"),
+        ("llada2_moe", {"topk_group": 1, "num_experts_per_tok": 3}, "hold enough experts"),
+        ("llada2_moe", {"num_shared_experts": None}, "num_shared_experts"),
+        ("llada2_moe", {"use_bias": True}, "bias on the attention's output"),
+        ("llada2_moe", {"score_function": "softmax"}, "only 'sigmoid' is supported"),
+        ("llada2_moe", {"norm_topk_prob": False}, "only True is supported"),
+        ("llada2_moe", {"partial_rotary_factor": "half"}, "partial_rotary_factor"),
+        ("llada2_moe", {"routed_scaling_factor": []}, "routed_scaling_factor"),
+        ("llada2_moe", {"first_k_dense_replace": 1.5}, "first_k_dense_replace"),
+    ],
+)
+def test_what_the_backbone_cannot_express_is_refused_in_one_sentence(
+    family: str, changes: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RCDError, match=says):
+        ckpt.open_checkpoint(saved(family, tmp_path / "a", **changes))
+
+
+def stock(family: str) -> Any:
+    """The stock backbone with the toy's weights, its routers and experts as transformers has them."""
+    model = toy(family).model
+    plain = getattr(transformers, f"{model.spec.backbone}Model")
+    backbone = plain(replace_implementation(model.backbone.config))
+    backbone.load_state_dict(model.backbone.state_dict())
+    return backbone
+
+
+def replace_implementation(config: Any) -> Any:
+    config = type(config)(**config.to_dict())
+    config._attn_implementation, config._experts_implementation = "eager", "eager"
+    return config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_routers_and_products_equal_the_stock_ones(family: str) -> None:
+    backbone = stock(family)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(11, 64, generator=generator)
+    for layer in backbone.layers:
+        if not hasattr(layer.mlp, "experts"):
+            continue
+        theirs, ours = layer.mlp.gate(hidden), ROUTERS[type(layer.mlp.gate).__name__](layer.mlp.gate)(hidden)
+        torch.testing.assert_close(ours[0], theirs[0])
+        order = [which[2].argsort(-1) for which in (ours, theirs)]
+        for a, b in zip(ours[1:], theirs[1:], strict=True):
+            torch.testing.assert_close(a.gather(1, order[0]), b.gather(1, order[1]))
+        _, weights, chosen = theirs
+        torch.testing.assert_close(
+            by_expert(layer.mlp.experts, hidden, chosen, weights), layer.mlp.experts(hidden, chosen, weights)
+        )
+
+
+def test_products_have_the_stock_ones_gradients() -> None:
+    experts = stock("sdar_moe").double().layers[0].mlp.experts
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(9, 64, generator=generator, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(9, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    chosen = torch.stack([torch.randperm(7, generator=generator)[:2] for _ in range(9)])  # the last expert has no token
+    leaves = (hidden, weights, experts.gate_up_proj, experts.down_proj)
+    ours, theirs = (
+        torch.autograd.grad(product(hidden, chosen, weights).square().sum(), leaves)
+        for product in (lambda *args: by_expert(experts, *args), experts)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_every_router_of_a_model_is_ours_and_computes_in_fp64_where_the_model_does() -> None:
+    for family in FAMILIES:
+        model = toy(family).model.double()
+        found = list(routers(model.backbone))
+        assert found and not any(type(module).__name__ in ROUTERS for module in model.backbone.modules())
+        for router in found:
+            assert isinstance(router, Router)
+            logits, weights, _ = router(torch.randn(1, 3, 64, dtype=torch.float64))
+            assert logits.dtype == weights.dtype == router.probabilities(logits).dtype == torch.float64
+            torch.testing.assert_close(router.probabilities(logits).sum(-1), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("carry", CARRIES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_engine_equals_oracle(family: str, carry: str) -> None:
+    pipeline = exact(family)
+    pipeline.model.hold(CARRIES[carry])
+    for settings in ({}, FLYING):
+        chosen = config(carry=CARRIES[carry], **{"batch_invariant": bool(settings), **settings})
+        same(pipeline.generate(PROMPTS, chosen), pipeline.generate(PROMPTS, replace(chosen, oracle=True)))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_batch_changes_no_bit_of_a_row_where_that_is_asked_for(family: str) -> None:
+    """In fp32, where a product of more tokens of an expert is another number."""
+    pipeline = rcd.Pipeline(toy(family, spread=6.0))
+    chosen = config(carry="residual", batch_invariant=True, logprobs=3)
+    together, alone = (
+        [r for group in groups for r in pipeline.generate(group, chosen).results]
+        for groups in ([PROMPTS], [[prompt] for prompt in PROMPTS])
+    )
+    for a, b in zip(together, alone, strict=True):
+        assert a.ids == b.ids
+        assert a.logprobs == b.logprobs
+
+
+def test_the_settings_are_the_familys() -> None:
+    from rcd.models.moe_families import LLADA2_MOE, SDAR_MOE
+
+    assert (LLADA2_MOE.block_length, LLADA2_MOE.mask_token_id, LLADA2_MOE.eos_token_ids) == (32, 156895, (156892,))
+    assert (SDAR_MOE.block_length, SDAR_MOE.mask_token_id, SDAR_MOE.eos_token_ids) == (4, 151669, (151645, 151643))
+    assert (LLADA2_MOE.shift, SDAR_MOE.shift) == (0, 0)
