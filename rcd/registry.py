@@ -64,6 +64,7 @@ PARTS: dict[str, dict[str, str]] = {
         "dream": "rcd.models.families:DREAM",
         "sdar_moe": "rcd.models.moe_families:SDAR_MOE",
         "llada2_moe": "rcd.models.moe_families:LLADA2_MOE",
+        "fast_dllm_qwen": "rcd.models.families:FAST_DLLM",
         "qwen3": "rcd.models.families:QWEN3",
         "qwen2": "rcd.models.families:QWEN2",
         "llama": "rcd.models.families:LLAMA",

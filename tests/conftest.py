@@ -25,7 +25,7 @@ from tests.processes import FAILSAFE
 torch.set_num_threads(1)
 verifier.SECONDS = FAILSAFE  # no right formula is wrong because the machine is busy
 
-FAMILIES = ("sdar", "llada", "dream")
+FAMILIES = ("sdar", "llada", "dream", "fast_dllm_qwen")
 
 
 def exact(family: str, seed: int = 3, **shape: Any) -> Pipeline:

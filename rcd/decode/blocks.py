@@ -4,7 +4,7 @@
 predicted; the finished ones before them are stored by the next pass, in slots beside. A row for which no such slots are
 left stores first, in the slots of its own, and takes its step in a later pass. SDAR's blocks lie on an absolute grid,
 and the prompt's remainder sits as fixed tokens in the first one; LLaDA's (under d2f, which it must be trained for)
-begin at the prompt's end, and the prompt is one block.
+begin at the prompt's end, and the prompt is one block; so do Dream's.
 Shapes: as in `rcd.decode.rows`; W blocks in flight at most, J = K = W.
 """
 
@@ -110,7 +110,7 @@ class Blocks(Window):
         wanted = least(share, flying, self._steps(rows), rows.steps, self.terms.config)[row_P, block_P]
         open_ = flying[row_P, block_P][:, None]
         masked = picked(seen.masked, row_P, block_P, b) & going[:, None]
-        ids, view = self._slots(rows, row, block)
+        ids, view = self._slots(rows, row, block, served, ordered=True)
         return Pass(
             ids, view, seen, took, storing, row_P, block_P, self._state(rows, row_P, block_P), masked,
             self.candidates(rows, seen, row_P, block_P) & open_,
@@ -132,7 +132,8 @@ class Blocks(Window):
         there = (back >= -behind[every]) & (back < ahead[every] - 1) & (every < rows.nobody)
         others = torch.where(there, every, rows.nobody)
         block = torch.cat((newest, torch.where(there, back, 0)))
-        ids, slots = self._slots(rows, torch.cat((row, others)), block)
+        # nothing is injected here: the token left of a block says the same as the block before would
+        ids, slots = self._slots(rows, torch.cat((row, others)), block, count, ordered=False)
         return ids, slots, row, self._state(rows, row, newest)
 
     @property
@@ -180,13 +181,32 @@ class Blocks(Window):
     def refreshed(self, rows: Rows, made: Pass) -> None:
         move(rows, made.took, referred=torch.zeros_like(rows.referred))
 
-    def _slots(self, rows: Rows, row: Tensor, block: Tensor) -> tuple[Tensor, Slots]:
-        """(ids, slots) of blocks, counted from their rows' first unfinished ones."""
-        b = self.terms.b
-        start = (rows.start[row] + block * b).clamp_min(0)
-        inside = start[:, None] + torch.arange(b, device=row.device)
-        end = (start + b)[:, None].expand(-1, b)
-        return rows.text[row[:, None], inside], Slots(row.int(), start.int(), end.int().contiguous())
+    def _slots(self, rows: Rows, row: Tensor, block: Tensor, count: int, ordered: bool) -> tuple[Tensor, Slots]:
+        """(ids, slots) of blocks, counted from their rows' first unfinished ones; the first `count` are predicted.
+
+        Where outputs predict the next position, a slot begins with the token left of its block, which only looks: its
+        own keys and values are in the cache, and it sees what it saw there, so that its output is what it was. It
+        predicts the block's first position, unless the block before is in flight as well (and `ordered`: in the slot
+        before): then that slot's last output does, since its embedding may have a carry in it. b = 3, blocks 4 and 5 of
+        a row in flight, in the slots 0 and 1:
+
+            slot 0   11 12 13 14    sees  12 15 15 15     predicts 12, 13, 14 by its tokens 0, 1, 2
+            slot 1   14 15 16 17    sees  15 18 18 18     predicts 15 by slot 0's token 3, and 16, 17 by its own 1, 2
+        """
+        b, shift = self.terms.b, self.terms.model.shift
+        begin = (rows.start[row] + block * b).clamp_min(0)[:, None]
+        position = begin + torch.arange(-shift, b, device=row.device)
+        end = begin + torch.where((position < begin) & (begin > 0), 0, b)
+        slots = Slots(row.int(), (begin - shift).squeeze(1).int(), end.int().contiguous(), looking=shift)
+        if shift:
+            inside = torch.arange(b, device=row.device).expand(count, -1)
+            slot = torch.arange(count, device=row.device)[:, None].expand(-1, b)
+            before = (inside == 0) & (block[:count, None] > 0) & ordered
+            # a text's first position is predicted by its own output
+            source = torch.where((inside == 0) & (begin[:count] == 0), shift, inside)
+            sources = slot - before.long(), torch.where(before, b, source)
+            slots = replace(slots, places=(slot[:, :1], inside + shift), sources=sources)
+        return rows.text[row[:, None], position.clamp_min(0)], slots
 
     def _state(self, rows: Rows, row: Tensor, block: Tensor) -> Tensor:
         """Where a block's state is: at its number modulo W."""

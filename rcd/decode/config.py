@@ -24,11 +24,8 @@ CACHED = ("prefix", "dual")
 
 
 def fitting(model: ModelSettings) -> list[str]:
-    """The windows that fit a checkpoint's attention, its default first. D2F's blocks would need the output left of
-    each block where outputs predict the next position (Dream), and that is in the cache."""
-    if model.attention == "block_causal":
-        return ["blockwise", "d2f"]
-    return ["bidirectional", *CACHED, *(["d2f"] if not model.shift else [])]
+    """The windows that fit a checkpoint's attention, its default first."""
+    return ["blockwise", "d2f"] if model.attention == "block_causal" else ["bidirectional", *CACHED, "d2f"]
 
 
 def _room(model: ModelSettings, window: str, block: int, prompt: int) -> int:
@@ -189,8 +186,7 @@ class DecodeConfig(RequestSettings):
         one_of("window", window, registry.names("window"))
         if window not in choices:
             raise RCDError(
-                f"the window {window!r} does not fit this checkpoint, whose attention is {model.attention}"
-                f"{', with outputs that predict the next position' if model.shift else ''}; "
+                f"the window {window!r} does not fit this checkpoint, whose attention is {model.attention}; "
                 f"take {' or '.join(map(repr, choices))}."
             )
         if self.refresh_every is not None and window not in CACHED:

@@ -30,7 +30,7 @@ class Slots:
     row: Tensor
     """[N] the row of the cache."""
     start: Tensor
-    """[N] the position of the slot's first token."""
+    """[N] the position of the slot's first token; -1 where that one only looks, and there is none left of the text."""
     end: Tensor
     """[N, Q] how much of its row each token sees."""
     order: Tensor | None = None
@@ -39,7 +39,7 @@ class Slots:
     """[P, 1] and [P, b]: the slot of each predicted block, and where in it its positions are. None: the first P slots
     are the blocks."""
     sources: tuple[Tensor, Tensor] | None = None
-    """The same of the outputs that predict them, if they are not their own (Dream's shift)."""
+    """The same of the outputs that predict them, if they are not their own (the shift of Dream and Fast-dLLM v2)."""
     looking: int = 0
     """Tokens at the beginning of every slot that only look: their keys and values stay as they are."""
 

@@ -59,7 +59,7 @@ class Place:
 
     def position(self, length: int, device: torch.device) -> Tensor:
         start = torch.tensor(self.starts, device=device)[:, None]
-        return start + torch.arange(length, device=device)
+        return (start + torch.arange(length, device=device)).clamp_min(0)
 
     @cached_property
     def most(self) -> int:

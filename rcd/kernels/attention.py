@@ -24,7 +24,7 @@ def _rotate_store(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BUNCH + tl.arange(0, BUNCH)
     slot = token // Q
-    position = tl.load(start_of + slot).to(tl.int64) + token % Q
+    position = tl.maximum(tl.load(start_of + slot).to(tl.int64) + token % Q, 0)  # -1: a token that only looks
     row = tl.load(row_of + slot).to(tl.int64)
     HALF: tl.constexpr = C // 2
     low = tl.arange(0, LOW)

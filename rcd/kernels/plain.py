@@ -88,13 +88,15 @@ def rotate_store(
     looking: int = 0,
 ) -> Tensor:
     """Split q, k and v, norm q and k (Qwen3), turn them to their positions, and write k and v to
-    the cache, where position is slot, but for the first `looking` tokens of every slot. Returns q [N, Q, H, C]."""
+    the cache, where position is slot, but for the first `looking` tokens of every slot (which may stand at position
+    -1 and are turned as at 0). Returns q [N, Q, H, C]."""
     (n, q, _), (_, groups, _, c) = qkv_NQX.shape, keys_RGTC.shape
     query, key, value = qkv_NQX.view(n, q, -1, c).split((heads, groups, groups), dim=2)
     if norms is not None:
         query, key = rms_norm(query, norms[0], norms[2]), rms_norm(key, norms[1], norms[2])
     position = start_N[:, None].long() + torch.arange(q, device=start_N.device)
-    cos, sin = cos_TC[position].unsqueeze(2), sin_TC[position].unsqueeze(2)
+    turned = position.clamp_min(0)
+    cos, sin = cos_TC[turned].unsqueeze(2), sin_TC[turned].unsqueeze(2)
     row, place = row_N.long()[:, None].expand_as(position)[:, looking:], position[:, looking:]
     keys_RGTC[row, :, place] = _rotated(key, cos, sin)[:, looking:]
     values_RGTC[row, :, place] = value[:, looking:]

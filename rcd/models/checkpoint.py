@@ -25,7 +25,7 @@ from rcd.models.settings import RCDFile, resolve
 from rcd.models.tensors import count, layout_of, put, shape_of
 
 MASK_TEXT = "<|MASK|>"
-MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>")
+MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>", "|<MASK>|")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

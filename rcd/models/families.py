@@ -1,5 +1,5 @@
-"""The families: SDAR, LLaDA and Dream, and the causal ones that an adaptation starts from; those with experts are in
-`moe_families.py`.
+"""The families: SDAR, LLaDA, Dream and Fast-dLLM v2, and the causal ones that an adaptation starts from; those with
+experts are in `moe_families.py`.
 
 Each is what its config.json and its parameter names say, over a backbone that transformers already has. A new family
 is one FamilySpec here and one line in `rcd.registry`.
@@ -25,7 +25,7 @@ _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layer
 
 
 def stock_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Keys that the stock configurations share with SDAR's and Dream's."""
+    """Keys that the stock configurations share with SDAR's, Dream's and Fast-dLLM v2's."""
     for key in _REQUIRED:
         whole(f"{key} in config.json", config[key], least=1)
     kept = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
@@ -125,6 +125,18 @@ DREAM = FamilySpec(
     shift=1,
     mask_token_id=151666,
     eos_token_ids=(151643,),
+    rename=STOCK_NAMES,
+)
+
+FAST_DLLM = FamilySpec(
+    name="fast_dllm_qwen",
+    backbone="Qwen2",
+    backbone_config=stock_config,
+    attention=BLOCK_CAUSAL,
+    shift=1,
+    block_length=32,
+    mask_token_id=151665,
+    eos_token_ids=(151645, 151643),
     rename=STOCK_NAMES,
 )
 

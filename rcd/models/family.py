@@ -42,7 +42,7 @@ class FamilySpec:
     """The family's config.json -> keyword arguments of the stock configuration."""
     attention: str
     shift: int = 0
-    """1: position i is predicted by the output at i - 1 (Dream)."""
+    """1: position i is predicted by the output at i - 1 (Dream, Fast-dLLM v2)."""
     block_length: int | None = None
     """Where the checkpoint does not say; None: the whole canvas is one block."""
     mask_token_id: int | None = None

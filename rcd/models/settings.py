@@ -9,7 +9,7 @@ from typing import Any
 
 from rcd.carry.base import make
 from rcd.errors import RCDError, one_of, whole
-from rcd.models.family import ATTENTIONS, BLOCK_CAUSAL, FamilySpec
+from rcd.models.family import ATTENTIONS, FamilySpec
 from rcd.models.lm import ModelSettings
 
 RCD_JSON = "rcd.json"
@@ -127,11 +127,10 @@ def resolve(
         rcd.block_length,
         config.get("block_size"),
         config.get("block_length"),
+        config.get("bd_size"),
         spec.block_length,
     )
     shift = whole("shift", first(overrides.get("shift"), rcd.shift, spec.shift), least=0, most=1)
-    if shift and attention == BLOCK_CAUSAL:
-        raise RCDError("a model that predicts one position to the right (shift 1) cannot be decoded block-causally.")
     return ModelSettings(
         family=spec.name,
         attention=attention,

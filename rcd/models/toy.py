@@ -53,6 +53,7 @@ def toy_config(
     names = {
         "sdar": ("SDARForCausalLM", "sdar"), "dream": ("DreamModel", "Dream"),
         "sdar_moe": ("SDARMoeForCausalLM", "sdar_moe"), "llada2_moe": ("LLaDA2MoeModelLM", "llada2_moe"),
+        "fast_dllm_qwen": ("Fast_dLLM_QwenForCausalLM", "Fast_dLLM_Qwen"),
     }  # fmt: skip
     stock = {"qwen3": "Qwen3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM"}
     architecture, model_type = names.get(family) or (stock[family], family)
@@ -67,6 +68,8 @@ def toy_config(
         config["head_dim"] = width // heads
     if family in names:
         config["mask_token_id"] = mask
+    if family == "fast_dllm_qwen":
+        config["bd_size"] = block_length or 8
     if family in ("sdar", *EXPERTS):
         config["block_size"] = block_length or 8
     return {**config, **EXPERTS.get(family, {})}

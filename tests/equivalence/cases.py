@@ -109,7 +109,9 @@ def case_of(seed: int) -> Case:
     deep = draw.random() < 0.66
     family, carry = draw.choice(["sdar", "sdar", "llada", "llada", "dream"]), carry_of(draw, deep)
     if family == "sdar":  # by a draw of its own, so that all else of a case stays as it is
-        family = random.Random(f"experts {seed}").choice(["sdar"] * 3 + ["sdar_moe", "llada2_moe"])
+        family = random.Random(f"experts {seed}").choice(
+            ["sdar"] * 4 + ["fast_dllm_qwen"] * 3 + ["sdar_moe", "llada2_moe"]
+        )
     pipeline = model(family, draw.randrange(6), isinstance(carry, Loopholing))
     reference = model(family, 17 + draw.randrange(2), False) if carry.needs_reference else None
     window = draw.choice(fitting(pipeline.settings))

@@ -193,6 +193,25 @@ def forgotten_shift(patch: Patch) -> None:
     wrapped(patch, Canvas, "_slots", slots)
 
 
+def forgotten_look(patch: Patch) -> None:
+    """A block's outputs predict their own positions where they predict the next ones."""
+
+    def slots(real: Any, self: Blocks, *given: Any, **named: Any) -> Any:
+        ids, made = real(self, *given, **named)
+        return ids, replace(made, sources=None)
+
+    wrapped(patch, Blocks, "_slots", slots)
+
+
+def forgotten_neighbour(patch: Patch) -> None:
+    """A block's first position is predicted without what is carried in the block before it."""
+
+    def slots(real: Any, self: Blocks, *given: Any, ordered: bool) -> Any:
+        return real(self, *given, ordered=False)
+
+    wrapped(patch, Blocks, "_slots", slots)
+
+
 def block_not_stored(patch: Patch) -> None:
     """The keys and values of a finished block stay those of its last step."""
 
@@ -271,11 +290,11 @@ def _around(real: Any, around: Callable[..., Any]) -> Callable[..., Any]:
 FAULTS: dict[str, tuple[Callable[[Patch], None], int]] = {
     fault.__name__: (fault, seed)
     for fault, seed in (
-        (stale_carry, 9), (stale_stop_ids, 69), (stale_steps, 9), (swapped_seed, 0), (neighbours_threshold, 0),
+        (stale_carry, 9), (stale_stop_ids, 13), (stale_steps, 9), (swapped_seed, 0), (neighbours_threshold, 0),
         (neighbours_temperature, 0), (wrong_scale, 0), (noise_of_another_step, 0), (position_off_by_one, 0),
-        (ignored_t_res, 0), (lost_piece, 1), (quota_off, 8), (forgotten_shift, 3), (block_not_stored, 2),
-        (carried_on, 0), (never_refreshed, 3), (answer_too_long, 0), (guided_by_the_prompt, 4),
-        (guided_to_the_block, 3), (neighbours_guidance, 3),
+        (ignored_t_res, 0), (lost_piece, 1), (quota_off, 8), (forgotten_shift, 3), (forgotten_look, 1),
+        (forgotten_neighbour, 14), (block_not_stored, 2), (carried_on, 0), (never_refreshed, 3), (answer_too_long, 0),
+        (guided_by_the_prompt, 4), (guided_to_the_block, 3), (neighbours_guidance, 3),
     )
 }  # fmt: skip
 """With the first case of the fuzz that catches it."""

@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("sdar", {"carry": "residual", "passes": "stock"}),
     "warm": ("sdar", {"carry": Residual(start="self", t_res=0.9)}),
     "d2f": ("sdar", {**FLYING, "carry": "residual"}),
+    "shifted": ("fast_dllm_qwen", {"carry": "residual"}),
     "behind": ("llada", {**FLYING, "carry": "residual"}),
 }
 

@@ -11,7 +11,7 @@ import rcd
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig, fitting
 from rcd.models.toy import toy
-from tests.conftest import exact
+from tests.conftest import FAMILIES, exact
 from tests.equivalence.setups import CARRIES, FLYING, PROMPTS, STRICT, WINDOWS, config, looped, same
 
 RULES: dict[str, dict[str, Any]] = {
@@ -30,7 +30,7 @@ CANVAS = ("llada", "dream")
 
 @pytest.fixture(scope="module")
 def loops() -> dict[str, rcd.Pipeline]:
-    return {family: looped(family) for family in (*CANVAS, "sdar")}
+    return {family: looped(family) for family in FAMILIES}
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +93,14 @@ def test_a_cached_canvas_is_an_approximation(models: dict[str, rcd.Pipeline], fa
 # -- d2f -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("family", ["sdar", "fast_dllm_qwen"])
 @pytest.mark.parametrize(("carry", "rule"), CASES)
 def test_d2f_at_its_strictest_emits_the_tokens_of_blockwise(
-    loops: dict[str, rcd.Pipeline], carry: str, rule: str
+    loops: dict[str, rcd.Pipeline], carry: str, rule: str, family: str
 ) -> None:
     plain = config(carry=CARRIES[carry], **RULES[rule])
-    one = loops["sdar"].generate(PROMPTS, plain)
-    piped = loops["sdar"].generate(PROMPTS, replace(plain, **STRICT))
+    one = loops[family].generate(PROMPTS, plain)
+    piped = loops[family].generate(PROMPTS, replace(plain, **STRICT))
     assert piped.sequences == one.sequences
     assert [r.counts for r in piped.results] == [replace(r.counts, store=0) for r in one.results]
     assert sum(r.counts.store for r in one.results) > 0
@@ -115,15 +116,18 @@ def test_one_block_in_flight_is_blockwise_without_stores(seed: int) -> None:
     assert [r.counts for r in piped.results] == [replace(r.counts, store=0) for r in one.results]
 
 
+@pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("carry", CARRIES)
-def test_llada_in_flight_is_a_block_causal_model_behind_its_prompt(loops: dict[str, rcd.Pipeline], carry: str) -> None:
+def test_a_canvas_in_flight_is_a_block_causal_model_behind_its_prompt(
+    loops: dict[str, rcd.Pipeline], carry: str, family: str
+) -> None:
     """A prompt of exactly one block makes both grids the same: the same weights, decoded as SDAR's are."""
-    causal = looped("llada")
+    causal = looped(family)
     causal.model.settings = replace(causal.settings, attention="block_causal", block_length=8)
     prompts = [PROMPTS[0][:8], PROMPTS[2]]
     strict = config(carry=CARRIES[carry], **STRICT)
     one = causal.generate(prompts, config(carry=CARRIES[carry], window="blockwise"))
-    assert loops["llada"].generate(prompts, strict).sequences == one.sequences
+    assert loops[family].generate(prompts, strict).sequences == one.sequences
 
 
 def test_blocks_in_flight_save_steps(models: dict[str, rcd.Pipeline]) -> None:
@@ -162,11 +166,11 @@ def test_a_reference_in_every_window(models: dict[str, rcd.Pipeline], window: st
 def test_windows_that_fit(models: dict[str, rcd.Pipeline]) -> None:
     assert fitting(models["sdar"].settings) == ["blockwise", "d2f"]
     assert fitting(models["llada"].settings) == ["bidirectional", "prefix", "dual", "d2f"]
-    assert fitting(models["dream"].settings) == ["bidirectional", "prefix", "dual"]
+    assert fitting(models["dream"].settings) == ["bidirectional", "prefix", "dual", "d2f"]
     for family, window, match in (
         ("sdar", "dual", r"'dual' does not fit .* block_causal; take 'blockwise' or 'd2f'\."),
         ("llada", "blockwise", r"bidirectional; take 'bidirectional' or 'prefix' or 'dual' or 'd2f'\."),
-        ("dream", "d2f", r"outputs that predict the next position; take 'bidirectional' or 'prefix' or 'dual'\."),
+        ("dream", "blockwise", r"bidirectional; take 'bidirectional' or 'prefix' or 'dual' or 'd2f'\."),
     ):
         with pytest.raises(rcd.RCDError, match=match):
             models[family].resolve(DecodeConfig(window=window))

@@ -111,6 +111,17 @@ def test_settings_come_from_the_familys_files_and_can_be_overridden() -> None:
     assert (changed.shift, changed.eos_token_ids, changed.block_length) == (0, (3,), 2)
 
 
+def test_fast_dllm_v2_is_block_causal_and_shifted_by_its_config_alone() -> None:
+    """Its config.json names a block's size (`bd_size`), and no mask."""
+    from rcd.models.families import FAST_DLLM
+    from rcd.models.settings import RCDFile, resolve
+
+    config, generation = {"bd_size": 16, "eos_token_id": 151645}, {"eos_token_id": [151645, 151643]}
+    settings = resolve(FAST_DLLM, config, generation, RCDFile(), {}, vocab_size=152064, context_length=32768)
+    assert (settings.window, settings.shift, settings.block_length) == ("blockwise", 1, 16)
+    assert (settings.mask_token_id, settings.eos_token_ids) == (151665, (151645, 151643))
+
+
 def test_llada_knows_its_end_of_turn_which_no_file_names() -> None:
     from rcd.models.families import LLADA
     from rcd.models.settings import RCDFile, resolve
@@ -268,7 +279,7 @@ def test_a_checkpoint_of_mixed_dtypes_computes_in_one(tmp_path: Path) -> None:
     assert half.generate([1, 2], rcd.DecodeConfig(max_new_tokens=4, carry="residual")).results
 
 
-@pytest.mark.parametrize("family", ["sdar", "llada", "dream", "qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("family", ["sdar", "llada", "dream", "fast_dllm_qwen", "qwen3", "qwen2", "llama"])
 def test_a_toy_survives_a_save(family: str, tmp_path: Path) -> None:
     pipeline = rcd.Pipeline(toy(family))
     pipeline.save(tmp_path / "toy", max_shard_size="50KB")
