@@ -47,7 +47,29 @@ PARTS: dict[str, dict[str, str]] = {
         "threshold": "rcd.diffusion.commit:by_threshold",
         "topm": "rcd.diffusion.commit:by_topm",
         "factor": "rcd.diffusion.commit:by_factor",
+        "factor_strict": "rcd.diffusion.commit:by_factor_strict",
         "sequential": "rcd.diffusion.commit:sequential",
+        "random": "rcd.diffusion.commit:at_random",
+        "margin": "rcd.diffusion.commit:by_margin",
+        "neg_entropy": "rcd.diffusion.commit:by_neg_entropy",
+        "margin_confidence": "rcd.diffusion.commit:by_margin_confidence",
+        "origin": "rcd.diffusion.commit:origin",
+        "maskgit_plus": "rcd.diffusion.commit:maskgit_plus",
+        "entropy": "rcd.diffusion.commit:entropy",
+        "topk_margin": "rcd.diffusion.commit:topk_margin",
+        "entropy_bound": "rcd.diffusion.commit:entropy_bound",
+    },
+    # what predictions are ranked by
+    "score": {
+        "confidence": "rcd.diffusion.score:confidence",
+        "margin": "rcd.diffusion.score:margin",
+        "neg_entropy": "rcd.diffusion.score:neg_entropy",
+        "random": "rcd.diffusion.score:random",
+    },
+    # how many of them a step commits at least
+    "schedule": {
+        "even": "rcd.diffusion.schedule:even",
+        "timesteps": "rcd.diffusion.schedule:timesteps",
     },
     # which positions are computed again at a step
     "window": {

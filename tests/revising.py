@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from rcd import registry
-from rcd.diffusion.commit import CommitSettings, by_threshold
+from rcd.diffusion.commit import by_threshold
+from rcd.diffusion.rule import CommitSettings, rule
 
 REPLACED = 0.15
 """A token of an unfinished block is replaced by what is surer than this."""
 
 
+@rule(revises=True)
 def revising(confidence_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -> Tensor:
     """The threshold's choice among masks; and tokens, as long as some mask is left of what may be committed."""
     assert settings.masked is not None
@@ -21,9 +23,6 @@ def revising(confidence_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -
     chosen = by_threshold(masks, quota_B, settings)
     left = ((masks > float("-inf")) & ~chosen).any(-1, keepdim=True)
     return chosen | (left & ~settings.masked & (confidence_BL > REPLACED))
-
-
-revising.revises = True  # type: ignore[attr-defined]
 
 
 @contextmanager

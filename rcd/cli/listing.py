@@ -7,6 +7,7 @@ import inspect
 import json
 import sys
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +73,7 @@ def _parts(kind: str) -> dict[str, str]:
 def _first_sentence(kind: str, name: str) -> str:
     written = _written(registry.PARTS[kind][name], whole=kind == "carry")
     if written is not None:
-        return _first(written)
+        return _first(written) if kind != "commit" else " ".join([_first(written), *_origin(name)])
     part = registry.get(kind, name)
     if kind == "family":
         start = "; causal, the start of an adaptation" if part.causal else ""
@@ -86,13 +87,20 @@ def _first_sentence(kind: str, name: str) -> str:
     return _first(inspect.getdoc(inspect.getmodule(part) if kind == "carry" else part) or "")
 
 
+def _origin(name: str) -> list[str]:
+    """Where a commit rule is from, and the setting that it was published with."""
+    rule = registry.get("commit", name)
+    said = [("From", rule.source), ("Published with", rule.published)] if hasattr(rule, "source") else []
+    return [f"{what}: {text}." for what, text in said if text]
+
+
 def _first(text: str) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
 def _written(place: str, whole: bool) -> str | None:
-    """The docstring of a function or a class (`whole`: of its module), read from the source, since importing a part
-    imports torch; None where there is none to read."""
+    """The words of a function, a class or a value (`whole`: of its module), read from the source, since importing a
+    part imports torch; None where there is none to read."""
     module, attribute = place.split(":")
     found = find_spec(module) if module.startswith(WITH_WORDS) else None
     if found is None or found.origin is None:
@@ -103,4 +111,7 @@ def _written(place: str, whole: bool) -> str | None:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == attribute:
             return ast.get_docstring(node)
+    for node, below in pairwise(tree.body):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == attribute and isinstance(below, ast.Expr):
+            return str(ast.literal_eval(below.value))
     return None

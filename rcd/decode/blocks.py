@@ -107,14 +107,17 @@ class Blocks(Window):
         left = self._left(seen.needed)
         flying = self._added(rows) & (left > 0)
         share = self._share(rows, seen, left)
-        wanted = least(share, flying, self._steps(rows), rows.steps, self.terms.config)[row_P, block_P]
+        wanted, counts, due = least(
+            share, flying, self._steps(rows), rows.steps, self.terms.config, self.terms.rules, left
+        )
         open_ = flying[row_P, block_P][:, None]
         masked = picked(seen.masked, row_P, block_P, b) & going[:, None]
         ids, view = self._slots(rows, row, block, served, ordered=True)
         return Pass(
             ids, view, seen, took, storing, row_P, block_P, self._state(rows, row_P, block_P), masked,
             self.candidates(rows, seen, row_P, block_P) & open_,
-            places(self.terms.carry, masked) & open_, wanted,
+            places(self.terms.carry, masked) & open_, wanted[row_P, block_P], counts[row_P, block_P],
+            None if due is None else due[row_P, block_P],
         )  # fmt: skip
 
     def starting(self, rows: Rows, count: int, reference: bool) -> tuple[Tensor, Slots, Tensor, Tensor]:

@@ -25,7 +25,6 @@ from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
 from rcd.decode.terms import Terms
 from rcd.decode.window import Window
-from rcd.diffusion.commit import quota
 
 
 def bidirectional(terms: Terms, capacity: int) -> Canvas:
@@ -162,13 +161,16 @@ class Canvas(Window):
         masked = picked(seen.masked, row_P, block_P, terms.b)
         inject = places(terms.carry, masked) & picked(seen.output, row_P, block_P, terms.b) & scope[:, None]
         state = self._state(rows, row_P, block_P, here)
-        total = (rows.limit - rows.start)[row_P].clamp_max(terms.b)
-        steps = torch.where(rows.steps > 0, rows.steps, terms.b)[row_P]
+        total, steps = (rows.limit - rows.start)[row_P].clamp(1, terms.b), rows.steps[row_P]
+        steps = torch.where(steps > 0, steps, total)
         ids, slots = self._slots(rows, row, row_P, block_P, length, count)
         candidates = self.candidates(rows, seen, row_P, block_P) & here[:, None]
+        schedule = terms.rules.schedule
+        given = (total, steps, rows.step[state], lambda: picked(seen.needed, row_P, block_P, terms.b).sum(-1))
+        share = schedule.share(*given) * here if terms.rule.takes_share else None
         return Pass(
             ids, slots, seen, took, torch.zeros_like(took), row_P, block_P, state, masked, candidates, inject,
-            quota(total, steps, rows.step[state]) * here,
+            schedule.quota(*given) * here, here, share,
         )  # fmt: skip
 
     def starting(

@@ -92,15 +92,21 @@ class DecodeConfig(RequestSettings):
     """With the window `d2f`: at most so many blocks at once, from the first unfinished to the last."""
     commit: str = setting(default="threshold", choices="commit")
     """Which predictions become tokens (`rcd list commit`)."""
-    confidence: str | None = setting(default=None, choices=("tempered", "untempered"))
-    """`tempered` (softmax(z / temperature), SDAR) or `untempered` (softmax(z), LLaDA). None: as the family does."""
+    score: str | None = setting(default=None, choices="score")
+    """What the commit rule ranks them by (`rcd list score`). None: the rule's own."""
+    schedule: str | None = setting(default=None, choices="schedule")
+    """How many a step commits at least (`rcd list schedule`). None: the rule's own."""
+    confidence: str | None = setting(default=None, choices=("tempered", "untempered", "filtered"))
+    """`tempered` (softmax(z / temperature), SDAR's evaluator), `untempered` (softmax(z), LLaDA) or `filtered` (after
+    top-k and top-p as well, at temperature 0 too; SDAR's generate.py, Dream). None: as the commit rule is published,
+    else as the family does."""
     eos_early_stop: bool = setting(default=True)
     """Decode only what can be part of the text: masks behind an end token or beyond max_new_tokens are not committed,
     and decoding stops when no other is left. False: finish the block (blockwise) or the whole canvas (bidirectional),
     filler included, as the families' own code does."""
-    eos_suppression: str = setting(default="none", choices=("none", "logits", "confidence"))
-    """LLaDA's options: `logits` never predicts an end token (`logits_eos_inf`), `confidence` commits it last
-    (`confidence_eos_eot_inf`)."""
+    eos_suppression: str = setting(default="none", choices=("none", "logits", "logits_all", "confidence"))
+    """LLaDA's options: `logits` never predicts the first end token, EOS (`logits_eos_inf`; a text may still end with
+    another, such as EOT), `logits_all` none of them, `confidence` commits them last (`confidence_eos_eot_inf`)."""
     delta: str | None = setting(default=None, choices=("exact", "kept"))
     """Delta of Eq. 1: `exact`, p @ E; or `kept`, the most probable tokens exactly and the rest approximated
     (docs/engine.md says how well). None: `kept` for vocabularies of more than 16,384 tokens."""
@@ -203,9 +209,9 @@ class DecodeConfig(RequestSettings):
         behind = self.window == "d2f" and model.attention != "block_causal"
         return self.grid(model), (self.block_length or 1) if behind else 1
 
-    def tempered(self, model: ModelSettings) -> bool:
-        """Whether a drawn token's confidence is that of softmax(z / temperature)."""
-        return model.tempered_confidence if self.confidence is None else self.confidence == "tempered"
+    def confidence_of(self, model: ModelSettings, own: str | None) -> str:
+        """What a token's confidence is a probability under; `own`: as the commit rule is published."""
+        return self.confidence or own or ("tempered" if model.tempered_confidence else "untempered")
 
     def keeps(self, vocabulary: int) -> bool:
         """Whether delta keeps only the most probable tokens exactly."""

@@ -27,7 +27,7 @@ from rcd.decode.prefixes import Prefixes
 from rcd.decode.probe import Prober
 from rcd.decode.prompts import PIECE_BUDGET, PromptReader, sent
 from rcd.decode.requests import Request, RowReport, Serving, Stats
-from rcd.decode.rows import Rows
+from rcd.decode.rows import FRACTIONS, Rows
 from rcd.decode.step import Rules
 from rcd.decode.stopping import check_prompts
 from rcd.decode.terms import Features, Terms
@@ -62,7 +62,7 @@ class Engine:
         whole("rows", rows, least=1)
         whole("capacity", capacity, least=1)
         rules = Rules.of(config, settings)
-        terms = Terms(self.config, carry, settings, model.device, rules.revises)
+        terms = Terms(self.config, carry, settings, model.device, rules)
         self.window: Window = registry.get("window", config.window)(terms, capacity)
         self.capacity, self.rows_most = capacity, rows
         made = dict(shared=self.window.shared, passes=config.passes, apart=config.batch_invariant)
@@ -143,8 +143,7 @@ class Engine:
             row, sent(prompt, model.device), [*model.settings.eos_token_ids, *settings.stop_ids],
             model.settings.mask_token_id, prompt=length, limit=length + settings.new_tokens, serial=-1, fresh=starts,
             seed=signed(settings.seed), steps=settings.num_inference_steps or 0, scale=settings.residual_scale,
-            guidance=settings.guidance,
-            **{name: getattr(settings, name) for name in ("threshold", "factor", "temperature", "top_p", "top_k")},
+            **{name: getattr(settings, name) for name in (*FRACTIONS, "top_k") if name != "scale"},
             **own,
         )  # fmt: skip
         generator = None

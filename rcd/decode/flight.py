@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rcd.decode.config import DecodeConfig
-from rcd.diffusion.commit import quota
+from rcd.decode.step import Rules
 
 PREFILL_TOKENS = 512
 """Prompt tokens of one prefill pass, at most (or one block): the longest that a step of the others waits."""
@@ -33,9 +33,15 @@ def another(share_B: Tensor, flying_B: Tensor, more_B: Tensor, config: DecodeCon
     return (share_B >= config.block_add_threshold) & (flying_B < config.blocks_in_flight) & more_B
 
 
-def least(share_BN: Tensor, flying_BN: Tensor, step_BN: Tensor, steps_B: Tensor, config: DecodeConfig) -> Tensor:
-    """[B, N] what each block commits at least: its share of the steps once enough of its left neighbour is decoded
-    (the first block's always is), nothing before."""
+def least(
+    share_BN: Tensor, flying_BN: Tensor, step_BN: Tensor, steps_B: Tensor, config: DecodeConfig, rules: Rules,
+    left_BN: Tensor,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """[B, N] each: what each block commits at least, its schedule's quota once enough of its left neighbour is decoded
+    (the first block's always is), nothing before; where it is so; and the same as a share, if the rule asks for it."""
     neighbour = functional.pad(share_BN[:, :-1], (1, 0), value=1.0)
     active = flying_BN & (neighbour >= config.decoded_token_threshold)
-    return quota(config.block, torch.where(steps_B > 0, steps_B, config.block)[:, None], step_BN) * active
+    steps_B1 = torch.where(steps_B > 0, steps_B, config.block)[:, None]
+    given = (config.block, steps_B1, step_BN, lambda: left_BN)
+    share = rules.schedule.share(*given) * active if rules.rule.takes_share else None
+    return rules.schedule.quota(*given) * active, active, share

@@ -29,7 +29,12 @@ class RequestSettings:
     threshold: float = setting(default=0.85, ge=0, le=1, why="1 commits one token a step")
     """Commit what is surer than this, and at least the best one."""
     factor: float = setting(default=1.0, ge=0)
-    """Of the commit rule `factor`."""
+    """Of the commit rules `factor` and `factor_strict`: larger commits more."""
+    entropy_bound: float = setting(default=0.1, ge=0, why="0 commits one token a step")
+    """Of the commit rule `entropy_bound`, in nats: larger commits more."""
+    alg_temp: float = setting(default=0.0, ge=0, why="0 takes the best")
+    """Of Dream's commit rules `maskgit_plus`, `entropy` and `topk_margin`: above 0, what is committed is drawn from
+    softmax(score / alg_temp)."""
     num_inference_steps: int | None = setting(default=None, ge=1)
     """At most this many denoising steps a block: each step then commits at least its share of the block (SDAR's dynamic
     and static rules). None: at least one token a step, as in the paper."""
@@ -54,9 +59,13 @@ class RequestSettings:
     """Log probabilities of the committed tokens and of so many alternatives of each; None: none."""
 
     def __post_init__(self) -> None:
-        refuse_beyond(self, "max_new_tokens", "factor", "num_inference_steps", "temperature", "top_k")
+        refuse_beyond(
+            self, "max_new_tokens", "factor", "entropy_bound", "alg_temp", "num_inference_steps", "temperature", "top_k"
+        )
         if 0 < self.temperature < 1e-3:
             raise RCDError(f"a temperature of {self.temperature} overflows; take 0 (greedy) or 0.001 and more.")
+        if 0 < self.alg_temp < 1e-3:
+            raise RCDError(f"an alg_temp of {self.alg_temp} overflows; take 0 (the best) or 0.001 and more.")
         if len(self.stop) > MOST_STOPS:
             raise RCDError(f"there may be {MOST_STOPS} stop strings at most, not {len(self.stop)}; name fewer.")
         for text in self.stop:

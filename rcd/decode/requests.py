@@ -41,8 +41,8 @@ class Request:
         settings = self.settings
         drawn = settings.temperature > 0
         return Features(
-            draws=drawn, top_k=settings.top_k if drawn else 0, top_p=drawn and settings.top_p < 1,
-            sorts=drawn and settings.top_p < 1 and not settings.top_k,
+            draws=drawn, top_k=settings.top_k, top_p=settings.top_p < 1,
+            sorts=settings.top_p < 1 and not settings.top_k,
             scaled=settings.residual_scale != 1, logprobs=-1 if settings.logprobs is None else settings.logprobs,
             watched=self.watch or bool(settings.stop) or settings.logprobs is not None, probed=self.probe is not None,
         )  # fmt: skip

@@ -21,13 +21,14 @@ from rcd.carry.base import CarryState
 from rcd.decode.request_settings import MOST_STOP_IDS
 from rcd.decode.requests import RowReport
 from rcd.decode.slots import Slots
-from rcd.decode.step import Open, Outcome, StepInputs, StepSettings
+from rcd.decode.step import ChoiceInputs, Open, Outcome, StepInputs, StepSettings, choice_noise
 from rcd.decode.stopping import revisable, settle, unsettled
 from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
+from rcd.diffusion.rule import RULE_SETTINGS
 from rcd.kernels.plain import run_of
 
-FRACTIONS = ("threshold", "factor", "temperature", "top_p", "scale", "guidance")
+FRACTIONS = (*RULE_SETTINGS, "temperature", "top_p", "scale", "guidance")
 """Settings of a request that are fractions."""
 
 
@@ -67,6 +68,8 @@ class Rows:
     top_k: Tensor
     threshold: Tensor
     factor: Tensor
+    entropy_bound: Tensor
+    alg_temp: Tensor
     temperature: Tensor
     top_p: Tensor
     scale: Tensor
@@ -176,6 +179,10 @@ class Pass:
     inject: Tensor
     quota: Tensor
     """[P]"""
+    counts: Tensor
+    """[P] whether the step is one of those over which the block is split."""
+    share: Tensor | None = None
+    """[P] of a rule that asks for it."""
 
     @cached_property
     def where(self) -> Any:
@@ -190,18 +197,23 @@ class Pass:
     def inputs(self, rows: Rows, terms: Terms, features: Features) -> StepInputs:
         """The same as a step takes it. Noise is U[0, 1) of the row's seed, the number of its step and the position
         alone."""
-        row, noise = self.row, None
-        if features.draws:
+        row, rules, noise = self.row, terms.rules, None
+        if features.draws or rules.draws:
             position = picked(self.seen.position, row, self.block, terms.b)
-            noise = uniform_of(rows.seed[row][:, None], rows.denoised[row][:, None], position)
+            counters = rows.seed[row][:, None], rows.denoised[row][:, None], position
+            noise = uniform_of(*counters) if features.draws else None
         settings = StepSettings(
-            threshold=rows.threshold[row][:, None], factor=rows.factor[row][:, None],
+            rule=tuple(getattr(rows, name)[row][:, None] for name in rules.rule.reads),
             temperature=rows.temperature[row][:, None] if features.draws else 0.0,
             top_k=rows.top_k[row][:, None] if features.top_k else 0, most_k=features.top_k, sorts=features.sorts,
             top_p=rows.top_p[row][:, None] if features.top_p else 1.0,
             scale=rows.scale[row] if features.scaled else None,
         )  # fmt: skip
-        return StepInputs(self.masked, self.candidates, self.inject, self.quota, settings, noise)
+        choice = ChoiceInputs(
+            noise=choice_noise(*counters) if rules.draws else None, share=self.share,
+            ids=picked(self.seen.ids, row, self.block, terms.b) if rules.rule.revises else None,
+        )  # fmt: skip
+        return StepInputs(self.masked, self.candidates, self.inject, self.quota, settings, noise, choice=choice)
 
 
 def picked(values: Tensor, row: Tensor, block: Tensor, block_length: int) -> Tensor:
@@ -236,7 +248,7 @@ def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tenso
 
 def hand_on(rows: Rows, made: Pass, outcome: Outcome, keep: Tensor) -> None:
     """The steps and the carry go on in the blocks `keep` [P]; elsewhere they are nothing, as at a block's beginning."""
-    rows.step[made.state] = torch.where(keep, rows.step[made.state] + (made.quota > 0), 0)
+    rows.step[made.state] = torch.where(keep, rows.step[made.state] + made.counts, 0)
     kept, new = rows.carry.tensors(), outcome.state.tensors()
     if not isinstance(outcome.places, Open):
         for old, value in zip(kept, new, strict=True):

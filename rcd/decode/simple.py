@@ -23,7 +23,7 @@ from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
 from rcd.decode.flight import prefill_piece
 from rcd.decode.reporting import no_numbers
 from rcd.decode.simple_windows import BlockWindow, CanvasWindow, Guided, PassPlan, Reader, Text, shaped
-from rcd.decode.step import Outcome, Rules, StepInputs, StepSettings, denoise
+from rcd.decode.step import ChoiceInputs, Outcome, Rules, StepInputs, StepSettings, choice_noise, denoise
 from rcd.decode.stopping import check_prompts, settle
 from rcd.diffusion.noise import signed, uniform_of
 from rcd.models.lm import DiffusionLM
@@ -41,14 +41,17 @@ def decode(
     check_prompts([prompt], settings, config.new_tokens, *config.rounding(settings))
     now, flying = Text.of(prompt, config, settings), config.window in ("blockwise", "d2f")
     causal, length = settings.attention == "block_causal", len(prompt)
-    window = BlockWindow(config, now, causal) if flying else CanvasWindow(config, now)
+    window = BlockWindow(config, now, causal, rules) if flying else CanvasWindow(config, now, rules)
     cond = Reader(model, window.block_of, settings.mask_token_id)
     uncond = Reader(model, window.block_of, settings.mask_token_id, unread=length)
     target = Guided(cond, uncond, config.guidance) if config.guidance else cond
     other = None if reference is None else Reader(reference, window.block_of, settings.mask_token_id)
     generator, answer = torch.Generator().manual_seed(config.seed), Answer(row, config, settings.eos_token_ids, text)
     pieces = -(-now.origin // prefill_piece(config.block if causal else max(1, now.origin))) if flying else 0
-    state, request = carry.cold((1, now.output.shape[1]), model.codebook), StepSettings.of(config, model.device)
+    state, request = (
+        carry.cold((1, now.output.shape[1]), model.codebook),
+        StepSettings.of(config, rules.rule, model.device),
+    )
     counts = Counts(prefill=pieces, reference=pieces * (other is not None and carry.needs_reference))
 
     def read(whose: str, reads: PassPlan) -> Distribution | None:
@@ -73,11 +76,13 @@ def decode(
             entering = carry.refresh(entering, seen, model.codebook)
         masked, before, step = now.masked, now.masked[0][where], counts.denoising
         scope = plan.here if config.carry_scope == "block" else torch.ones_like(plan.here)
+        counters = torch.tensor(signed(config.seed)), torch.tensor(step), reads.predicted
         outcome = denoise(
             target, rules, now.ids, reads, entering,
             StepInputs(
-                before, now.offered(rules.revises)[0][where] & plan.here, places(carry, before) & scope, plan.quota,
-                request, uniform_of(torch.tensor(signed(config.seed)), torch.tensor(step), reads.predicted),
+                before, now.offered(rules.rule.revises)[0][where] & plan.here, places(carry, before) & scope,
+                plan.quota, request, uniform_of(*counters),
+                choice=ChoiceInputs(choice_noise(*counters), plan.share, now.ids[reads.predicted]),
             ),
             config.logprobs,
         )  # fmt: skip
@@ -94,7 +99,7 @@ def decode(
         event = _event(
             answer, step + 1, now, now.origin - length, masked[0], committed, where.flatten(), outcome, carried
         )  # fmt: skip
-        if rules.revises and bool(now.needed.any()):  # what an unfinished block holds may change
+        if rules.rule.revises and bool(now.needed.any()):  # what an unfinished block holds may change
             event = replace(event, final=min(event.final, max(0, now.unfinished(config.block) - length)))
         yield event
         if answer.stopped:

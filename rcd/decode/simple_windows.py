@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from rcd.carry.base import Carry, CarryState
 from rcd.decode.config import CACHED, DecodeConfig
 from rcd.decode.flight import another, decoded_share, least
-from rcd.decode.step import Places
+from rcd.decode.step import Places, Rules
 from rcd.decode.stopping import is_end, revisable, unsettled
-from rcd.diffusion.commit import quota
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
 
 
@@ -93,6 +92,8 @@ class StepPlan:
     """[n, b] booleans: what may be committed, and with `carry_scope="block"` carries."""
     quota: Tensor
     """[n]"""
+    share: Tensor | None = None
+    """[n] the same as a part of the masks left, if the rule asks for it."""
     fresh: Tensor | None = None
     """[1, A] booleans: where the carry starts."""
     start: Tensor | None = None
@@ -102,9 +103,9 @@ class StepPlan:
 class BlockWindow:
     """`blockwise` and `d2f`: the blocks in flight, block-causal; all before them is read again."""
 
-    def __init__(self, config: DecodeConfig, text: Text, causal: bool):
+    def __init__(self, config: DecodeConfig, text: Text, causal: bool, rules: Rules):
         self.config = replace(config, blocks_in_flight=1) if config.window == "blockwise" else config
-        position, b = torch.arange(len(text.ids)), config.block
+        self.rules, position, b = rules, torch.arange(len(text.ids)), config.block
         self.block_of = position // b if causal else (position - text.origin + b).clamp_min(0) // b
         self.total = self._left(text.needed)
         self.steps = torch.zeros_like(self.total)
@@ -125,15 +126,17 @@ class BlockWindow:
         flying = torch.zeros_like(left, dtype=torch.bool)
         flying[0, [k for k in open_ if k < self.added]] = True
         chosen = flying[0].nonzero().flatten()
-        wanted = least(share, flying, self.steps, torch.tensor([config.num_inference_steps or 0]), config)[0, chosen]
-        self.steps[0, chosen] += (wanted > 0).long()
+        steps = torch.tensor([config.num_inference_steps or 0])
+        wanted, counts, due = least(share, flying, self.steps, steps, config, self.rules, left)
+        self.steps += counts.long()
         predicted = text.origin + chosen[:, None] * b + torch.arange(b)
         reads = PassPlan(torch.arange(text.origin + self.added * b), predicted)
         here = torch.ones_like(predicted, dtype=torch.bool)
+        plan = StepPlan(reads, here, wanted[0, chosen], None if due is None else due[0, chosen])
         if not fresh:
-            return StepPlan(reads, here, wanted)
+            return plan
         new = torch.arange(text.output.shape[1])[None] // b == self.added - 1
-        return StepPlan(reads, here, wanted, new, text.origin + new[0].nonzero().flatten()[None])
+        return replace(plan, fresh=new, start=text.origin + new[0].nonzero().flatten()[None])
 
     def _left(self, needed: Tensor) -> Tensor:
         """[1, N] in each block."""
@@ -145,8 +148,8 @@ class CanvasWindow:
 
     block_of = None
 
-    def __init__(self, config: DecodeConfig, text: Text):
-        self.config, self.current, self.step, self.total = config, -1, 0, 0
+    def __init__(self, config: DecodeConfig, text: Text, rules: Rules):
+        self.rules, self.config, self.current, self.step, self.total = rules, config, -1, 0, 0
 
     def next(self, text: Text) -> StepPlan | None:
         config, b, needed = self.config, self.config.block, text.needed
@@ -164,13 +167,17 @@ class CanvasWindow:
         predicted = position[text.origin :] if whole else position[begin:stop]
         read = position if whole else position[begin - 1 : stop]  # with the token to the left, which only looks
         here = ((predicted - text.origin) // b == current)[None]
-        wanted = quota(torch.tensor([self.total]), config.num_inference_steps or b, torch.tensor([self.step]))
+        left = needed[0, number == current].sum()[None]
+        given = (*torch.tensor([[self.total], [config.num_inference_steps or self.total], [self.step]]), lambda: left)
+        schedule, share = self.rules.schedule, None
+        if self.rules.rule.takes_share:
+            share = schedule.share(*given)
         self.step += 1
-        reads = PassPlan(read, predicted[None], whole)
+        plan = StepPlan(PassPlan(read, predicted[None], whole), here, schedule.quota(*given), share)
         if not (first or (entered and config.carry_scope == "block")):
-            return StepPlan(reads, here, wanted)
+            return plan
         new = (number == current)[None] if config.carry_scope == "block" else torch.ones_like(needed)
-        return StepPlan(reads, here, wanted, new, position[None, text.origin :])
+        return replace(plan, fresh=new, start=position[None, text.origin :])
 
 
 @dataclass

@@ -19,8 +19,10 @@ from rcd import registry
 from rcd.carry.base import Carry, CarryState
 from rcd.decode.config import DecodeConfig
 from rcd.decode.request_settings import RequestSettings
-from rcd.diffusion.commit import CommitSettings
-from rcd.diffusion.sampling import SamplingSettings, sample
+from rcd.diffusion.noise import uniform_of
+from rcd.diffusion.rule import Choice, CommitSettings, Rule, Schedule
+from rcd.diffusion.sampling import SamplingSettings, ranked, sample
+from rcd.diffusion.score import LAST, Ranking, Score
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction
 from rcd.residual.distribution import Distribution, without
 from rcd.residual.reading import Reader, reader_for
@@ -93,8 +95,8 @@ class Open(Places):
 class StepSettings:
     """A request's settings of a step: numbers, or tensors [B, 1] with one of each row (`scale`: [B])."""
 
-    threshold: float | Tensor = 0.85
-    factor: float | Tensor = 1.0
+    rule: tuple[float | Tensor, ...] = ()
+    """Those that the commit rule reads, in the order in which it declares them."""
     temperature: float | Tensor = 0.0
     top_k: int | Tensor = 0
     most_k: int = 0
@@ -106,11 +108,11 @@ class StepSettings:
     """Of what is carried; None: 1."""
 
     @classmethod
-    def of(cls, request: RequestSettings, device: torch.device) -> StepSettings:
+    def of(cls, request: RequestSettings, rule: Rule, device: torch.device) -> StepSettings:
         scale = None if request.residual_scale == 1.0 else torch.tensor([request.residual_scale], device=device)
         return cls(
-            request.threshold, request.factor, request.temperature, request.top_k, request.top_k, top_p=request.top_p,
-            scale=scale,
+            tuple(getattr(request, name) for name in rule.reads), request.temperature, request.top_k, request.top_k,
+            top_p=request.top_p, scale=scale,
         )  # fmt: skip
 
 
@@ -131,6 +133,32 @@ class StepInputs:
     """[B, P] what tokens are drawn by, if they are: U[0, 1)."""
     places: Places = field(default_factory=Places)
     """Where predictions are wanted."""
+    choice: ChoiceInputs = field(default_factory=lambda: ChoiceInputs())
+
+
+@dataclass(frozen=True)
+class ChoiceInputs:
+    """What only some commit rules look at; None where nobody does."""
+
+    noise: Tensor | None = None
+    """[B, P] U[0, 1), of a stream of its own."""
+    share: Tensor | None = None
+    """[B]"""
+    ids: Tensor | None = None
+    """[B, P] what stands there."""
+    score: Tensor | None = None
+    """[B, P] what the rule ranks by, if not by the confidence."""
+    changes: Tensor | None = None
+    """[B, P] where the prediction is another token than the one there."""
+
+
+CHOICE_STREAM = 1
+"""Of the noise that commit rules draw by."""
+
+
+def choice_noise(seed: Tensor, step: Tensor, position: Tensor) -> Tensor:
+    """U[0, 1) of the row's seed, the number of its step and the position, other than what tokens are drawn by."""
+    return uniform_of(seed, step, position, torch.full_like(position, CHOICE_STREAM))
 
 
 @dataclass(frozen=True)
@@ -138,8 +166,11 @@ class Rules:
     """The parts of a step, resolved once for a whole run."""
 
     carry: Carry
-    commit: Callable[[Tensor, Tensor, CommitSettings], Tensor]
-    tempered: bool
+    rule: Rule
+    """Of what is committed."""
+    score: Score
+    schedule: Schedule
+    confidence: str
     never: tuple[int, ...]
     """Ids that are never sampled: the mask."""
     last: tuple[int, ...] = ()
@@ -148,20 +179,24 @@ class Rules:
     """Ids that the model is not allowed to predict at all."""
     summarise: Reader | None = None
     """How the logits are read, where not as a plain distribution."""
-    revises: bool = False
-    """Whether the commit rule may also replace tokens of an unfinished block."""
     choose: Callable[..., tuple[Tensor, Tensor]] = field(default_factory=lambda: choose)
     """The choice of what is committed; an engine on a GPU has it compiled."""
 
     @classmethod
     def of(cls, config: DecodeConfig, model: ModelSettings) -> Rules:
-        ends, commit = model.eos_token_ids, registry.get("commit", config.commit)
+        ends, rule = model.eos_token_ids, Rule.of(registry.get("commit", config.commit))
         return cls(
-            carry=config.travelling, commit=commit, tempered=config.tempered(model),
-            revises=getattr(commit, "revises", False),
+            carry=config.travelling, rule=rule, score=registry.get("score", config.score or rule.score),
+            schedule=registry.get("schedule", config.schedule or rule.schedule),
+            confidence=config.confidence_of(model, rule.confidence),
             never=(model.mask_token_id,), last=ends if config.eos_suppression == "confidence" else (),
-            impossible=ends if config.eos_suppression == "logits" else (),
+            impossible={"logits": ends[:1], "logits_all": ends}.get(config.eos_suppression, ()),
         )  # fmt: skip
+
+    @property
+    def draws(self) -> bool:
+        """Whether what is committed is drawn."""
+        return self.rule.draws or self.score.draws
 
     def distribution(
         self, logits: Tensor, hidden: Tensor | None = None, counts: list[int] | None = None
@@ -184,7 +219,7 @@ class Rules:
     def sampling(self, settings: StepSettings, places: Places) -> SamplingSettings:
         temperature, top_k, top_p = map(places.of_rows, (settings.temperature, settings.top_k, settings.top_p))
         return SamplingSettings(
-            temperature, top_k, top_p, self.tempered, self.never, self.last, settings.most_k, settings.sorts
+            temperature, top_k, top_p, self.confidence, self.never, self.last, settings.most_k, settings.sorts
         )  # fmt: skip
 
 
@@ -252,28 +287,49 @@ def denoise(
     prediction = model(ids, view, rules.carry, entering, inputs.inject, where)
     predicted = rules.distribution(prediction.logits, prediction.hidden, where.counts)
     noise = None if inputs.noise is None else where.take(inputs.noise)
-    token, confidence = sample(predicted, rules.sampling(inputs.settings, where), noise)
+    sampling = rules.sampling(inputs.settings, where)
+    token, confidence = sample(predicted, sampling, noise)
     before = state.with_tensors([where.take(each) for each in state.tensors()]) if rules.carry.recalls else state
     after = rules.carry.update(before, predicted, prediction.hidden, model.codebook)
     best = None if logprobs is None else Best(*map(where.put, best_of(prediction.logits, token, logprobs)))
+    score = None if rules.score.plain else where.put(scored(rules, inputs, predicted, sampling, token, confidence))
     token, confidence = where.put(token), where.put(confidence)
-    committed, finite = rules.choose(rules.commit, inputs, confidence, where.put(predicted.normaliser))
+    if score is not None or inputs.choice.ids is not None:
+        changes = None if inputs.choice.ids is None else token != inputs.choice.ids
+        inputs = replace(inputs, choice=replace(inputs.choice, score=score, changes=changes))
+    committed, finite = rules.choose(
+        rules.rule.choice, rules.rule.reads, inputs, confidence, where.put(predicted.normaliser)
+    )
     outcome = Outcome(token, confidence, committed, finite, after, where, scale, best)
     if record is not None:
         record(StepRecord(inputs, entering, predicted, prediction, outcome))
     return outcome
 
 
+def scored(
+    rules: Rules, inputs: StepInputs, predicted: Distribution, sampling: SamplingSettings, token: Tensor,
+    confidence: Tensor,
+) -> Tensor:  # fmt: skip
+    """What the commit rule ranks by, where predictions are; ids that are committed last come last."""
+    noise = None if inputs.choice.noise is None else inputs.places.take(inputs.choice.noise)
+    score = rules.score.of(Ranking(confidence, lambda: ranked(predicted, sampling), noise))
+    for one in rules.last:
+        score = score.masked_fill(token == one, LAST)
+    return score
+
+
 def choose(
-    commit: Callable[[Tensor, Tensor, CommitSettings], Tensor],
-    inputs: StepInputs,
-    confidence_BP: Tensor,
-    normaliser: Tensor,
+    commit: Choice, reads: tuple[str, ...], inputs: StepInputs, confidence_BP: Tensor, normaliser: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(what is committed [B, P], whether each row's logits were numbers [B])."""
-    offered = confidence_BP.masked_fill(~inputs.candidates, float("-inf"))
-    settings = CommitSettings(inputs.settings.threshold, inputs.settings.factor, inputs.masked)
-    committed = commit(offered, inputs.quota, settings)
+    more, none = inputs.choice, float("-inf")
+    offered = confidence_BP.masked_fill(~inputs.candidates, none)
+    scores = offered if more.score is None else more.score.masked_fill(~inputs.candidates, none)
+    named: Any = dict(zip(reads, inputs.settings.rule, strict=True))
+    settings = CommitSettings(
+        **named, masked=inputs.masked, confidence=offered, noise=more.noise, share=more.share, changes=more.changes
+    )
+    committed = commit(scores, inputs.quota, settings)
     # a confidence that is no number would never commit; the normaliser also sees what no candidate does. isfinite is
     # several calls, of which the largest needs none
     finite = (normaliser + confidence_BP).abs().amax(-1) < float("inf")

@@ -9,6 +9,8 @@ import torch
 
 from rcd.carry.base import Carry
 from rcd.decode.config import DecodeConfig
+from rcd.decode.step import Rules
+from rcd.diffusion.rule import Rule
 from rcd.models.lm import ModelSettings
 
 
@@ -42,12 +44,21 @@ class Terms:
     carry: Carry
     model: ModelSettings
     device: torch.device
-    revises: bool = False
-    """Whether the commit rule may also replace tokens of an unfinished block."""
+    rules: Rules
 
     @property
     def b(self) -> int:
         return self.config.block
+
+    @property
+    def rule(self) -> Rule:
+        """Of what is committed."""
+        return self.rules.rule
+
+    @property
+    def revises(self) -> bool:
+        """Whether tokens of an unfinished block may be replaced."""
+        return self.rule.revises
 
     @property
     def starts(self) -> bool:

@@ -26,8 +26,9 @@ class SamplingSettings:
     temperature: float | Tensor = 0.0
     top_k: int | Tensor = 0
     top_p: float | Tensor = 1.0
-    tempered_confidence: bool = True
-    """Confidence from softmax(z / temperature), as SDAR's evaluator has it; false: from softmax(z), as LLaDA's."""
+    confidence: str = "tempered"
+    """What it is a probability under: softmax(z / temperature), as SDAR's evaluator has it; `untempered`, softmax(z),
+    as LLaDA's; `filtered`, softmax(z / temperature) after top-k and top-p, as Dream's."""
     never: tuple[int, ...] = ()
     """Ids that are never sampled: the mask, always."""
     last: tuple[int, ...] = ()
@@ -37,6 +38,17 @@ class SamplingSettings:
     """The largest top_k."""
     sorts: bool = True
     """Whether some row has a top_p and no top_k, so that all of its vocabulary must be sorted."""
+
+    @property
+    def greedy(self) -> bool:
+        """Whether every row is, for certain."""
+        return not isinstance(self.temperature, Tensor) and self.temperature == 0.0
+
+    @property
+    def filters(self) -> bool:
+        """Whether some row may have a top-k or a top-p."""
+        few, p = isinstance(self.top_k, Tensor) or self.top_k > 0, self.top_p
+        return few or isinstance(p, Tensor) or p < 1.0
 
 
 def filter_top_k(logits: Tensor, k: int | Tensor, most: int | None = None) -> Tensor:
@@ -68,6 +80,13 @@ def filter_top_p(logits: Tensor, p: float | Tensor, k: int = 0) -> Tensor:
     return logits.masked_fill(below & (wanted < 1.0) if isinstance(p, Tensor) else below, NEVER)
 
 
+def filtered(logits: Tensor, settings: SamplingSettings) -> Tensor:
+    """Top-k, then top-p."""
+    k, few = settings.top_k, isinstance(settings.top_k, Tensor)
+    logits = filter_top_k(logits, k, settings.most_k if few else None)
+    return filter_top_p(logits, settings.top_p, 0 if settings.sorts and few else settings.most_k if few else k)  # type: ignore[arg-type]
+
+
 def drawn(logits_BLV: Tensor, settings: SamplingSettings, noise_BL: Tensor) -> Tensor:
     """One exact draw per position [B, L] from softmax(logits / temperature), filtered, without the ids of `never`; the
     one with which the cumulated mass exceeds the noise (U[0, 1), fp64) as a share of all.
@@ -83,9 +102,7 @@ def drawn(logits_BLV: Tensor, settings: SamplingSettings, noise_BL: Tensor) -> T
     for one in settings.never:
         z[..., one] = NEVER
     z /= _divisor(settings.temperature)
-    k, few = settings.top_k, isinstance(settings.top_k, Tensor)
-    z = filter_top_k(z, k, settings.most_k if few else None)
-    z = filter_top_p(z, settings.top_p, 0 if settings.sorts and few else settings.most_k if few else k)  # type: ignore[arg-type]
+    z = filtered(z, settings)
     mass = z.sub_(z.amax(-1, keepdim=True)).exp_().unflatten(-1, (-1, chunk))
     exact = finest(z.device)
     sums = mass.sum(-1, dtype=exact)
@@ -110,22 +127,52 @@ def sample(
 ) -> tuple[Tensor, Tensor]:
     """(token [B, L], confidence [B, L]). `noise` is one U[0, 1) a position; at temperature 0 it is not asked for.
 
-    The confidence is the token's probability before top-k, top-p and exclusions, so that a filter never raises it.
+    The confidence is the token's probability before top-k, top-p and exclusions, so that a filter never raises it; but
+    after the filters where the setting `confidence` says so.
     """
-    basis = Distribution(without(predicted.logits, settings.last)) if settings.last else predicted
-    temperature, greedy = settings.temperature, predicted.best(settings.never)
-    if not isinstance(temperature, Tensor) and temperature == 0.0:
-        return greedy, basis.log_p(greedy).exp()
+    basis, temperature, greedy = _basis(predicted, settings), settings.temperature, predicted.best(settings.never)
+    narrow = settings.confidence == "filtered" and settings.filters
+    if settings.greedy:
+        return greedy, (_filtered_log_p(basis, greedy, settings) if narrow else basis.log_p(greedy)).exp()
     assert noise_BL is not None, "a draw needs noise"
     token = drawn(predicted.logits, settings, noise_BL)
     draws = temperature > 0
     if isinstance(draws, Tensor):
         token = torch.where(draws, token, greedy)
+    if narrow:
+        return token, _filtered_log_p(basis, token, settings).exp()
     log_p = basis.log_p(token)
-    if settings.tempered_confidence:
+    if settings.confidence != "untempered":
         tempered = tempered_log_p(basis.logits, token, _divisor(temperature))
         log_p = torch.where(draws, tempered, log_p) if isinstance(draws, Tensor) else tempered
     return token, log_p.exp()
+
+
+def _basis(predicted: Distribution, settings: SamplingSettings) -> Distribution:
+    return Distribution(without(predicted.logits, settings.last)) if settings.last else predicted
+
+
+def ranked(predicted: Distribution, settings: SamplingSettings) -> Distribution:
+    """The distribution under which the confidence is the token's probability."""
+    basis, narrow = _basis(predicted, settings), settings.confidence == "filtered" and settings.filters
+    if settings.confidence == "untempered" or (settings.greedy and not narrow):
+        return basis
+    z = _tempered(basis.logits, settings)
+    return Distribution(filtered(z, settings) if narrow else z)
+
+
+def _tempered(logits_BLV: Tensor, settings: SamplingSettings) -> Tensor:
+    z = logits_BLV.to(wide(logits_BLV))
+    return z if settings.greedy else z / _divisor(settings.temperature)
+
+
+def _filtered_log_p(basis: Distribution, token_BL: Tensor, settings: SamplingSettings) -> Tensor:
+    """log p of the given tokens after the filters, [B, L]. A token that only the mask's exclusion has let in is counted
+    among those that pass."""
+    z = _tempered(basis.logits, settings)
+    own = z.gather(-1, token_BL.unsqueeze(-1))
+    kept = filtered(z, settings).scatter(-1, token_BL.unsqueeze(-1), own)
+    return own.squeeze(-1) - kept.logsumexp(-1)
 
 
 def _divisor(temperature: float | Tensor) -> float | Tensor:

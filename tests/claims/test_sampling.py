@@ -50,7 +50,7 @@ def test_a_filter_never_raises_the_confidence() -> None:
 def test_confidence_is_tempered_as_in_sdar_or_untempered_as_in_llada() -> None:
     z = logits()
     token, tempered = sample(Distribution(z), SamplingSettings(0.5), seeded(0))
-    same, untempered = sample(Distribution(z), SamplingSettings(0.5, tempered_confidence=False), seeded(0))
+    same, untempered = sample(Distribution(z), SamplingSettings(0.5, confidence="untempered"), seeded(0))
     assert torch.equal(token, same)
     torch.testing.assert_close(tempered, (z / 0.5).softmax(-1).gather(-1, token[..., None])[..., 0])
     torch.testing.assert_close(untempered, z.softmax(-1).gather(-1, token[..., None])[..., 0])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from rcd import registry
 from rcd.api import Pipeline
 from rcd.carry.base import Carry
 from rcd.carry.iter_smooth import IterSmooth
@@ -104,8 +105,30 @@ def request_of(draw: random.Random, carry: Carry, deep: bool) -> dict[str, Any]:
     )  # fmt: skip
 
 
+RULES = (
+    "factor_strict", "random", "margin", "neg_entropy", "margin_confidence", "origin", "maskgit_plus", "entropy",
+    "topk_margin", "entropy_bound",
+)  # fmt: skip
+
+
+def rule_of(draw: random.Random) -> dict[str, Any]:
+    """What every second case has instead of its first rule."""
+    if draw.random() < 0.5:
+        return {}
+    return dict(
+        commit=draw.choice(RULES), score=draw.choice([None, None, None, *registry.names("score")]),
+        schedule=draw.choice([None, None, None, *registry.names("schedule")]),
+        confidence=draw.choice([None, "filtered", "tempered", "untempered"]),
+        eos_suppression=draw.choice(["none", "logits", "logits_all", "confidence"]),
+    )  # fmt: skip
+
+
+def rule_request(draw: random.Random) -> dict[str, Any]:
+    return dict(entropy_bound=draw.choice([0.0, 0.5, 2.0, 6.0]), alg_temp=draw.choice([0.0, 0.0, 0.1, 1.0]))
+
+
 def case_of(seed: int) -> Case:
-    draw = random.Random(seed)
+    draw, more = random.Random(seed), random.Random(f"rule {seed}")  # apart, so that the others stay
     deep = draw.random() < 0.66
     family, carry = draw.choice(["sdar", "sdar", "llada", "llada", "dream"]), carry_of(draw, deep)
     if family == "sdar":  # by a draw of its own, so that all else of a case stays as it is
@@ -126,9 +149,10 @@ def case_of(seed: int) -> Case:
         eos_suppression=draw.choice(["none", "none", "logits", "confidence"]), delta="exact",
         passes=draw.choice([None, None, "stock"]), batch_invariant=draw.random() < 0.3,
     )  # fmt: skip
+    common |= rule_of(more)
     count, longest = draw.randint(1, 5), LONG_PROMPT if draw.random() < 0.25 else MOST_PROMPT
     prompts = [[draw.randrange(40) for _ in range(draw.randint(1, longest))] for _ in range(count)]
-    wishes = [request_of(draw, carry, deep and not k) for k in range(count)]
+    wishes = [request_of(draw, carry, deep and not k) | rule_request(more) for k in range(count)]
     if common["block_length"] is None:  # a canvas that is one block: the engine's block is that of one length
         wishes = [{**wish, "max_new_tokens": wishes[0]["max_new_tokens"]} for wish in wishes]
     configs = [_resolved(pipeline, common, wish, len(prompt)) for wish, prompt in zip(wishes, prompts, strict=True)]

@@ -109,7 +109,7 @@ def neighbour(own: Pass, of: Rows) -> torch.Tensor:
 
 
 def neighbours_threshold(patch: Patch) -> None:
-    settings(patch, lambda own, of, k: replace(k, threshold=of.threshold[neighbour(own, of)][:, None]))
+    settings(patch, lambda own, of, k: replace(k, rule=(of.threshold[neighbour(own, of)][:, None], *k.rule[1:])))
 
 
 def neighbours_temperature(patch: Patch) -> None:
@@ -180,7 +180,15 @@ def lost_piece(patch: Patch) -> None:
 
 def quota_off(patch: Patch) -> None:
     """The schedule's remainder comes a step early on a canvas."""
-    wrapped(patch, canvas, "quota", lambda real, total, steps, step: real(total, steps, step + 1))
+
+    def prepared(real: Any, self: Canvas, of: Rows, *size: Any) -> Pass:
+        of.step.add_(1)
+        try:
+            return real(self, of, *size)
+        finally:
+            of.step.sub_(1)
+
+    wrapped(patch, Canvas, "prepared", prepared)
 
 
 def forgotten_shift(patch: Patch) -> None:
