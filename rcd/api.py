@@ -38,6 +38,7 @@ from rcd.models import writing
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.learnt import check_held
 from rcd.models.lm import DiffusionLM, ModelSettings
+from rcd.models.quantise import Quantisation
 from rcd.models.settings import RCDFile
 from rcd.streaming import check_streamer, streamed
 
@@ -66,7 +67,8 @@ class Pipeline:
 
     def __repr__(self) -> str:
         model, settings = self.model, self.settings
-        size, dtype = sum(parameter.numel() for parameter in model.parameters()), str(model.codebook.dtype)[6:]
+        size, dtype = model.size, str(model.codebook.dtype)[6:]
+        dtype = f"{model.quantised} in {dtype}" if model.quantised else dtype
         carry = (self.checkpoint.rcd.carry or {"name": "none"})["name"]
         return (
             f"Pipeline({settings.family}, {size:,} parameters, {dtype} on {model.device}, "
@@ -338,9 +340,11 @@ class Pipeline:
 
 def load(
     source: str | Path, *, family: str | None = None, device: str | torch.device | None = "auto",
-    dtype: str | torch.dtype | None = "auto", revision: str | None = None, **overrides: Any,
+    dtype: str | torch.dtype | None = "auto", revision: str | None = None,
+    quantize: str | Quantisation | None = None, **overrides: Any,
 ) -> Pipeline:  # fmt: skip
     """Load a checkpoint: a Hugging Face folder or hub name of SDAR, LLaDA or Dream; or a causal Qwen3, Qwen2 or Llama
     (also a GGUF file) as the start of an adaptation. `overrides`: mask_token_id, eos_token_ids, block_length,
-    attention, shift."""
-    return Pipeline(ckpt.load(source, family=family, device=device, dtype=dtype, revision=revision, **overrides))
+    attention, shift. `quantize`: int8 or int4, for weights in so many bits (docs/quantise.md)."""
+    placed: Any = dict(family=family, device=device, dtype=dtype, revision=revision, quantize=quantize)
+    return Pipeline(ckpt.load(source, **placed, **overrides))

@@ -33,14 +33,16 @@ class Source:
     dtype: str = "auto"
     threads: int | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
+    quantize: str | None = None
 
     def load(self, rows: int) -> tuple[Pipeline, Pipeline | None]:
         """The model, and the reference if one is named."""
         from rcd.api import load
         from rcd.models.threads import limit_threads
 
-        pipeline = load(self.model, device=self.device, dtype=self.dtype, **self.overrides)
-        second = None if self.reference is None else load(self.reference, device=self.device, dtype=self.dtype)
+        placed: Any = dict(device=self.device, dtype=self.dtype, quantize=self.quantize)
+        pipeline = load(self.model, **placed, **self.overrides)
+        second = None if self.reference is None else load(self.reference, **placed)
         limit_threads([pipeline, second], self.threads, rows=rows_for(pipeline, rows))
         return pipeline, second
 

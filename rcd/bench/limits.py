@@ -41,9 +41,8 @@ def timed(work: Callable[[], object], device: torch.device) -> tuple[float, floa
 
 def weight_bytes(model: DiffusionLM) -> int:
     """What every step must read: layers and head; of the embeddings only a few rows."""
-    count = sum(p.numel() for name, p in model.named_parameters() if name != "backbone.embed_tokens.weight")
-    tied = model.head.weight is model.codebook
-    return (count + tied * model.codebook.numel()) * model.codebook.element_size()
+    tied = getattr(model.head, "weight", None) is model.codebook
+    return model.bytes - (not tied) * model.codebook.untyped_storage().nbytes()
 
 
 def step_bytes(model: DiffusionLM, load: Workload) -> int:

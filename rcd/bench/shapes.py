@@ -18,7 +18,9 @@ from rcd.models import bundled
 from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import Checkpoint, build
 from rcd.models.family import FamilySpec
+from rcd.models.filling import quantise_all
 from rcd.models.lm import DiffusionLM, ModelSettings
+from rcd.models.quantise import Quantisation
 from rcd.models.settings import RCDFile, resolve
 
 
@@ -116,10 +118,12 @@ def settings_of(shape: str) -> ModelSettings:
     return described(shape)[3] if shape in SHAPES else ckpt.open_checkpoint(shape).settings
 
 
-def checkpoint_for(shape: str, device: torch.device, dtype: str) -> Checkpoint:
+def checkpoint_for(shape: str, device: torch.device, dtype: str, quantize: str | None = None) -> Checkpoint:
     """A named shape, or a checkpoint's path, with its end tokens taken away: every run does equal work."""
     if shape in SHAPES:
-        return random_model(shape, device, ckpt.pick_dtype(dtype, torch.bfloat16, device))
-    found = ckpt.load(shape, device=device, dtype=dtype)
+        found = random_model(shape, device, ckpt.pick_dtype(dtype, torch.bfloat16, device))
+        quantise_all(found.model, Quantisation.parse(quantize))
+        return found
+    found = ckpt.load(shape, device=device, dtype=dtype, quantize=quantize)
     found.model.settings = replace(found.model.settings, eos_token_ids=())
     return found

@@ -61,6 +61,7 @@ def ablate(
     as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
 ) -> None:
     """The weight (fig:ablation-on-alpha), the start (tab:init-ablation), T_res and norms, row by row.
@@ -84,7 +85,7 @@ def ablate(
     from rcd.models.threads import limit_threads
 
     problems, length = items(task, limit, task_seed, path, shots)
-    pipeline = load(model, device=device, dtype=dtype)
+    pipeline = load(model, device=device, dtype=dtype, quantize=quantize)
     config = configured(pipeline, decoding, length)
     base = parse_carry(carry, pipeline.checkpoint.rcd.carry)
     assert base is not None
@@ -97,8 +98,8 @@ def ablate(
         for each in wanted
         if each != NORMS
     ]  # fmt: skip
-    others = {name: beside(pipeline, name, device, dtype) for name in names}
-    plain = None if seqd is None else (seqd, beside(pipeline, seqd, device, dtype))
+    others = {name: beside(pipeline, name, device, dtype, quantize) for name in names}
+    plain = None if seqd is None else (seqd, beside(pipeline, seqd, device, dtype, quantize))
     limit_threads([pipeline, *others.values(), plain and plain[1]], threads, rows=min(batch, len(problems)))
     for text in notes(wanted, base, names, model):
         note(text)
@@ -141,12 +142,12 @@ def configured(pipeline: Pipeline, decoding: Given, length: int | None) -> Decod
     return decoding.config(max_new_tokens=length if pipeline.settings.max_new_tokens is None else None)
 
 
-def beside(pipeline: Pipeline, name: str, device: str, dtype: str) -> Pipeline:
+def beside(pipeline: Pipeline, name: str, device: str, dtype: str, quantize: str | None) -> Pipeline:
     """Another model, which must have the same tokens."""
     from rcd.api import load
     from rcd.models.pairing import check_pair
 
-    other = load(name, device=device, dtype=dtype)
+    other = load(name, device=device, dtype=dtype, quantize=quantize)
     try:
         check_pair(pipeline.checkpoint, other.checkpoint)
     except RCDError as error:

@@ -70,6 +70,7 @@ def decode(
     ] = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     as_json: Json = False,
     output: Output = None,
 ) -> None:
@@ -110,7 +111,7 @@ def decode(
     sizes = [replace(load, batch=each) for each in numbers("--batch", batch)]
     counts = numbers("--threads", threads) if threads else [None]
     warn_of_size(shape, place)
-    found = checkpoint_for(shape, place, dtype)
+    found = checkpoint_for(shape, place, dtype, quantize)
     model, chosen = found.model, loads.methods(carry, delta, found.rcd.carry)
     if prefix is None and shape not in NAMED:
         load = loads.real_prompts(found, load)
@@ -141,6 +142,7 @@ def decode(
     finish(
         {
             "shape": shape, "device": device_name(place), "dtype": str(model.codebook.dtype).removeprefix("torch."),
+            "quantised": model.quantised, "weight_bytes": model.bytes,
             "window": load.window, "block_length": load.block_length, "tokens_per_step": step, "blocks": load.blocks,
             "repeats": repeats, "rounds": rounds, "bandwidth_gb_per_s": round(speed / 1e9, 1),
             "torch": torch_version(), "rows": [figure.to_json() for figure in figures],
@@ -207,9 +209,11 @@ def warn_of_cpu(place: torch.device) -> None:
 
 
 def about(shape: str, model: Any, place: torch.device) -> str:
-    count = sum(parameter.numel() for parameter in model.parameters())
+    count = model.size
     size = f"{count / 1e9:.2f}B" if count >= 1e8 else f"{count / 1e6:.1f}M"
-    return f"{shape}, {size} parameters, {str(model.codebook.dtype).removeprefix('torch.')} on {device_name(place)}"
+    dtype = str(model.codebook.dtype).removeprefix("torch.")
+    dtype = f"{model.quantised} in {dtype}" if model.quantised else dtype
+    return f"{shape}, {size} parameters, {dtype} on {device_name(place)}"
 
 
 def device_name(place: torch.device) -> str:

@@ -39,6 +39,7 @@ def calibrate(
     as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
 ) -> None:
     """Choose T_res (Sec. 3.3): match alpha in decoding to the reference's on randomly masked solutions."""
@@ -54,7 +55,7 @@ def calibrate(
     from rcd.models.threads import limit_threads
 
     problems, length = items(task, limit, task_seed, path, shots)
-    pipeline = load(model, device=device, dtype=dtype)
+    pipeline = load(model, device=device, dtype=dtype, quantize=quantize)
     config = configured(pipeline, decoding, length)
     base: Any = parse_carry(carry, pipeline.checkpoint.rcd.carry)
     own_t_res = describe(base).get("t_res")
@@ -68,7 +69,7 @@ def calibrate(
             raise RCDError("calibration compares with the reference of the model's training; name it with --reference.")
         found["t_res"] = own_t_res
     else:
-        second = beside(pipeline, reference, device, dtype)
+        second = beside(pipeline, reference, device, dtype, quantize)
         limit_threads([pipeline, second], threads, rows=min(batch, len(problems)))
         quiet = as_json or not sys.stderr.isatty()
         found["against"] = reference

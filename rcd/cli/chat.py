@@ -32,6 +32,7 @@ def chat(
     system: Annotated[str, typer.Option(help="A text that stands before the conversation.")] = "",
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
     revision: opt.Revision = None,
 ) -> None:
@@ -41,7 +42,7 @@ def chat(
     from rcd.models.threads import limit_threads
 
     asked = decoding.config()  # flags are checked before a large model is read
-    pipeline = load(model, device=device, dtype=dtype, revision=revision)
+    pipeline = load(model, device=device, dtype=dtype, quantize=quantize, revision=revision)
     if pipeline.tokenizer is None:
         raise RCDError("a chat is in text, and this checkpoint has no tokenizer; use rcd generate --ids.")
     limit_threads([pipeline], threads)

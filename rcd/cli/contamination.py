@@ -36,6 +36,7 @@ def contamination(
     as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
 ) -> None:
     """How much of a GSM8K accuracy is left on new and on changed problems. Exit code 1: a set could not be loaded."""
@@ -56,8 +57,9 @@ def contamination(
     sets, skipped = load_sets(files, limit)
     found: dict[str, Any] = {"model": model, "sets": {}, "drops": {}}
     if sets:
-        pipeline = load(model, device=device, dtype=dtype)
-        second = None if reference is None else (reference, load(reference, device=device, dtype=dtype))
+        placed: Any = dict(device=device, dtype=dtype, quantize=quantize)
+        pipeline = load(model, **placed)
+        second = None if reference is None else (reference, load(reference, **placed))
         limit_threads([pipeline, second and second[1]], threads, rows=batch)
         config = replace(config, carry=parse_carry(carry, pipeline.checkpoint.rcd.carry))
         kept = "" if output is None else f"the answers so far are in {output}, and the same command goes on"

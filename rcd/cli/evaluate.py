@@ -49,6 +49,7 @@ def evaluate(
     as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
 ) -> None:
     """Answer a task's items and grade them. Several GPUs: accelerate launch -m rcd eval ..."""
@@ -67,7 +68,7 @@ def evaluate(
     problems = tasks.load(task, limit=limit, seed=task_seed, path=path, shots=shots)
     state = PartialState(cpu=device == "cpu")
     place = state.device if state.num_processes > 1 and device == "auto" else device
-    pipeline = load(model, device=place, dtype=dtype)
+    pipeline = load(model, device=place, dtype=dtype, quantize=quantize)
     if state.is_main_process:
         note_task(model, pipeline.checkpoint.rcd.provenance, task, problems, pipeline.tokenizer)
     config = decoding.config(
@@ -76,7 +77,7 @@ def evaluate(
     if state.is_main_process:
         note_window(model, config.window, pipeline.settings.attention, pipeline.checkpoint.rcd.provenance)
     chosen = parse_carry(carry, pipeline.checkpoint.rcd.carry)
-    second = None if reference is None else (reference, load(reference, device=place, dtype=dtype))
+    second = None if reference is None else (reference, load(reference, device=place, dtype=dtype, quantize=quantize))
     limit_threads([pipeline, second and second[1]], threads, rows=min(batch, len(problems)))
     with opt.keeping_answers(output):
         figures = run(

@@ -61,6 +61,7 @@ def generate(
     ] = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
     family: opt.Family = None,
     mask_token_id: opt.MaskId = None,
@@ -79,7 +80,7 @@ def generate(
         from rcd.batch.running import Source
         from rcd.cli.batch import Batch, run
 
-        source = Source(model, reference, device, dtype, threads, overrides)
+        source = Source(model, reference, device, dtype, threads, overrides, quantize)
         run(Batch(given, answers, source, decoding, carry, chat, batch, ray, actors))
         return
     if prompt is None:
@@ -94,8 +95,8 @@ def generate(
         decoding.chosen(carry, None)
     tokens = _parse_ids(question) if ids else None
 
-    pipeline = load(model, device=device, dtype=dtype, **overrides)
-    second = load(reference, device=device, dtype=dtype) if reference else None
+    pipeline = load(model, device=device, dtype=dtype, quantize=quantize, **overrides)
+    second = load(reference, device=device, dtype=dtype, quantize=quantize) if reference else None
     limit_threads([pipeline, second], threads)
     chosen, idle = decoding.chosen(carry, pipeline.checkpoint.rcd.carry)
     encoded = pipeline.encode(tokens if tokens is not None else question, chat)

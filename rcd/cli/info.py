@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rcd.cli import options as opt
+
+if TYPE_CHECKING:
+    from rcd.models.checkpoint import Opened
 
 
 def info(
@@ -25,24 +28,21 @@ def info(
 ) -> None:
     """Say what a checkpoint is and how it will be decoded."""
     from rcd.models.checkpoint import load, open_checkpoint
-    from rcd.models.source import shapes
 
     chosen: dict[str, Any] = dict(
         family=family, revision=revision, mask_token_id=mask_token_id, eos_token_ids=eos_token_id or None,
         attention=attention, shift=shift, block_length=block_length,
     )  # fmt: skip
     opened = open_checkpoint(model, **chosen)
-    if opened.path.is_dir():
-        tensors = [(math.prod(shape), dtype) for _, shape, dtype in shapes(opened.path)]
-    else:
-        tensors = [(tensor.numel(), str(tensor.dtype)) for _, tensor in opened.tensors]
+    headers = list(opened.weights.headers())
     settings, rcd = opened.settings, opened.rcd
     facts: dict[str, Any] = {
         "path": str(opened.path),
         "family": settings.family,
         "backbone": opened.spec.backbone,
-        "parameters": sum(size for size, _ in tensors),
-        "dtypes": sorted({dtype for _, dtype in tensors}),
+        "parameters": sum(math.prod(shape) for _, shape, _ in headers),
+        "dtypes": sorted({str(dtype).removeprefix("torch.") for _, _, dtype in headers}),
+        "memory": memory(opened),
         "layers": opened.backbone_config.get("num_hidden_layers"),
         "width": opened.backbone_config.get("hidden_size"),
         "vocabulary": settings.vocab_size,
@@ -79,6 +79,24 @@ def info(
     for key, value in facts.items():
         table.add_row(key.replace("_", " "), Text(neutral(_readable(value))))
     Console(soft_wrap=False).print(table)
+
+
+def memory(opened: Opened) -> dict[str, str]:
+    """What the weights take as floats and quantised, as `load` estimates it."""
+    import torch
+
+    from rcd.models.checkpoint import build
+    from rcd.models.quantise import Quantisation
+    from rcd.models.room import estimate, shown
+
+    empty = build(opened.spec, opened.settings, opened.backbone_config)
+    return {
+        name: shown(estimate(empty, opened.weights, getattr(torch, dtype), Quantisation.parse(quantize)).weights)
+        for name, dtype, quantize in (
+            ("float32", "float32", None), ("bfloat16", "bfloat16", None), ("int8", "bfloat16", "int8"),
+            ("int4", "bfloat16", "int4"),
+        )
+    }  # fmt: skip
 
 
 def _readable(value: Any) -> str:

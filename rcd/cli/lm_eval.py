@@ -36,6 +36,7 @@ def lm_eval(
     as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
 ) -> None:
     """Run lm-eval's generation tasks; every request's steps and seconds go to OUTPUT/requests.jsonl."""
@@ -64,7 +65,7 @@ def lm_eval(
     manager = harness.task_manager(names, folders)
     instance = harness.model_class()(
         model, carry=carry, reference=reference, batch_size=batch, device=device, dtype=dtype,
-        requests=output / REQUESTS, **given,
+        quantize=quantize, requests=output / REQUESTS, **given,
     )  # fmt: skip
     limit_threads([instance.answerer.pipeline], threads, rows=batch)
     with opt.keeping(f"the requests answered so far are told in {output / REQUESTS}"):

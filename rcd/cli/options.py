@@ -27,6 +27,14 @@ DType = Annotated[
         rich_help_panel=LOADING,
     ),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        help="int8 or int4: weights in so many bits; int4,head=exact (or int8, int4) says how the head is kept "
+        "(docs/quantise.md).",
+        rich_help_panel=LOADING,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(

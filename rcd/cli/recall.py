@@ -36,6 +36,7 @@ def recall(
     as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
 ) -> None:
     """Recall@k of the final tokens over denoising steps, at the positions that are still masked."""
@@ -49,11 +50,11 @@ def recall(
     from rcd.models.threads import limit_threads
 
     problems, length = items(task, limit, task_seed, path, shots)
-    pipeline = load(model, device=device, dtype=dtype)
+    pipeline = load(model, device=device, dtype=dtype, quantize=quantize)
     ks = measure.checked(ks, pipeline.settings.vocab_size)
     config = configured(pipeline, decoding, length)
     config = replace(config, carry=parse_carry(carry, pipeline.checkpoint.rcd.carry))
-    second = None if reference is None else beside(pipeline, reference, device, dtype)
+    second = None if reference is None else beside(pipeline, reference, device, dtype, quantize)
     limit_threads([pipeline, second], threads, rows=min(batch, len(problems)))
     prompts = pipeline.encode([problem.question for problem in problems])
     found: dict[str, Any] = {

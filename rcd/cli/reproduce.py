@@ -34,6 +34,7 @@ class Asked:
     batch: int
     device: str
     dtype: str
+    quantize: str | None
 
 
 def reproduce(
@@ -53,6 +54,7 @@ def reproduce(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
 ) -> None:
     """Run a table or figure of the paper; our numbers stand beside the paper's."""
     from rcd.evaluate.paper import EXHIBITS, ROLES
@@ -74,7 +76,7 @@ def reproduce(
         named = {part: f"bundled:{exhibit.family}-{part}" for part in ("seqd", "rcd", "reference")}
         named["reference-large"] = named["seqd"]
     paths = {task: Path(file) for task, file in _pairs(path or [], "--path TASK=FILE").items()}
-    asked = Asked(named, bundled, paths, limit, output, batch, device, dtype)
+    asked = Asked(named, bundled, paths, limit, output, batch, device, dtype, quantize)
     missing = [role for role in NEEDED.get(exhibit.kind, ()) if role not in named]
     if missing:
         raise RCDError(f"{label} needs --checkpoint {missing[0]}=CHECKPOINT beside the others.")
@@ -138,9 +140,9 @@ def _table(exhibit: Any, asked: Asked, row: str | None) -> dict[str, Any]:
     rows, skipped = list[dict[str, Any]](), list[dict[str, str]]()
 
     def model(name: str) -> Pipeline:
-        return loaded.setdefault(
-            name, loaded[name] if name in loaded else load(name, device=asked.device, dtype=asked.dtype)
-        )
+        if name not in loaded:
+            loaded[name] = load(name, device=asked.device, dtype=asked.dtype, quantize=asked.quantize)
+        return loaded[name]
 
     for number, cell in enumerate(_cells(exhibit, asked, row)):
         try:
@@ -229,6 +231,7 @@ def _sweep(exhibit: Any, asked: Asked, as_json: bool) -> None:
     grid = Grid(
         entries, list(exhibit.settings.get("thresholds", THRESHOLDS)), task, problems, asked.output,
         asked.checkpoints.get("reference"), asked.batch, asked.device, asked.dtype,
+        asked.quantize,
     )  # fmt: skip
     execute(grid, as_json=as_json)
 
@@ -240,7 +243,7 @@ def _alpha(exhibit: Any, asked: Asked, as_json: bool) -> None:
     ablate(
         what="alpha-reference", model=asked.checkpoints["seqd"], reference=[asked.checkpoints["reference"]], task=task,
         output=asked.output, threshold=exhibit.settings["threshold"], max_new_tokens=length, limit=asked.limit,
-        path=path, batch=asked.batch, as_json=as_json, device=asked.device, dtype=asked.dtype,
+        path=path, batch=asked.batch, as_json=as_json, device=asked.device, dtype=asked.dtype, quantize=asked.quantize,
     )  # fmt: skip
 
 
@@ -251,5 +254,5 @@ def _recall(exhibit: Any, asked: Asked, as_json: bool) -> None:
     recall(
         task=task, model=asked.checkpoints["seqd"], k=",".join(map(str, exhibit.settings["k"])), output=asked.output,
         threshold=exhibit.settings["threshold"], max_new_tokens=length, limit=asked.limit, path=path,
-        as_json=as_json, device=asked.device, dtype=asked.dtype,
+        as_json=as_json, device=asked.device, dtype=asked.dtype, quantize=asked.quantize,
     )  # fmt: skip

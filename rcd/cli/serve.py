@@ -59,6 +59,7 @@ def serve(
     also: dict[str, dict[str, Any]],
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
     family: opt.Family = None,
     mask_token_id: opt.MaskId = None,
@@ -85,7 +86,7 @@ def serve(
     models = Models(
         named(model or [f"bundled:{name}" for name in BUNDLED]),
         Configured(base, decoding, carry),
-        dict(device=device, dtype=dtype, revision=revision),
+        dict(device=device, dtype=dtype, revision=revision, quantize=quantize),
         dict(
             family=family, mask_token_id=mask_token_id, eos_token_ids=eos_token_id or None, attention=attention,
             shift=shift,

@@ -68,6 +68,7 @@ def sweep(
     as_json: opt.Json = False,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
 ) -> None:
     """Answer a task with every model and carry at every threshold; writes OUTPUT/report.html."""
     wanted = parsed_thresholds(thresholds, more or [])
@@ -86,7 +87,7 @@ def sweep(
     entries = entries_of(named, carries or [opt.TRAINED], decoding, tasks.new_tokens(task))
     if base is not None:
         one_of("--base", base, [entry.name for entry in entries])
-    grid = Grid(entries, wanted, str(task), problems, output, reference, batch, device, dtype)
+    grid = Grid(entries, wanted, str(task), problems, output, reference, batch, device, dtype, quantize)
     execute(grid, jobs=jobs, base=base, seed=seed, as_json=as_json)
 
 
@@ -285,6 +286,7 @@ def made(grid: Grid, jobs: int, began: float) -> dict[str, str]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "device": f"{name}, {auto if grid.dtype == 'auto' else grid.dtype}",
+        **({"weights": grid.quantize} if grid.quantize else {}),
         "processes": f"{jobs}, {spelt(time.monotonic() - began)} (this time)",
         "versions": f"rcd {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
         "machine": f"{platform.system()} {platform.machine()}, {usable_cores()} cores",

@@ -47,9 +47,14 @@ def misfit(model: DiffusionLM) -> str | None:
         return "its MLP has biases"
     packed = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     for name, module in model.backbone.named_modules():
-        if name.endswith(packed) and type(module) is not nn.Linear:
+        if name.endswith(packed) and not plain(module):
             return f"{name} is a {type(module).__name__}, not a plain linear layer"
     return None
+
+
+def plain(module: nn.Module) -> bool:
+    """Whether a module is a linear layer whose weight is a matrix of floats, and not a quantised one."""
+    return type(module) is nn.Linear and type(module.weight) in (nn.Parameter, Tensor)
 
 
 class FusedBackbone:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rcd.carry.base import Carry
-from rcd.decode.fused import FusedBackbone, misfit
+from rcd.decode.fused import FusedBackbone, misfit, plain
 from rcd.decode.shared import SharedBackbone
 from rcd.decode.slots import Cache, Slots, check_room, made_cache
 from rcd.decode.step import Places
@@ -19,7 +19,7 @@ from rcd.decode.stock import StockBackbone
 from rcd.kernels import parts_for
 from rcd.models.lm import DiffusionLM, Prediction
 from rcd.models.threads import SMALL
-from rcd.residual.product import product_by
+from rcd.residual.product import by, product_by
 
 At = tuple[Tensor, Tensor]
 
@@ -60,13 +60,13 @@ class SlotModel:
         stock = passes == "stock" or (passes is None and misfit(model) is not None)
         self.model, self.settings = model, model.settings
         self.parts = parts_for(model.device, model.codebook.dtype, apart)
-        self.mask = mask
+        self.mask, self.apart = mask, apart
         self.backbone: Backbone
         if stock:
             self.backbone = StockBackbone(model, apart)
         else:
             check_room(model, rows, capacity, shared)
-            small = apart and sum(each.numel() for each in model.parameters()) <= SMALL
+            small = apart and model.size <= SMALL
             self.backbone = (SharedBackbone if small else FusedBackbone)(model, self.parts)
             self.backbone.turns(capacity)
         self.cache = made_cache(model, rows, capacity, shared, own=stock)
@@ -115,7 +115,9 @@ class SlotModel:
 
     def head(self, hidden: Tensor, counts: list[int] | None) -> Tensor:
         """Logits; where `counts` says how many each row has, one row after another."""
-        head = self.model.head
+        head: Any = self.model.head
+        if not plain(head):  # its own product
+            return by(counts or [1] * len(hidden) if self.apart else counts, hidden, head)
         if counts is None:
             return self.parts.linear(hidden, head.weight, head.bias)
         return product_by(counts, hidden, head.weight, head.bias)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rcd.carry.base import Carry, CarryState
 from rcd.decode.config import CACHED, DecodeConfig
@@ -232,7 +232,7 @@ class Reader:
         if carry is not None and inject is not None:
             embeds[at] = carry.inject(embeds[at], inject, state, self.model.carry_parameters)  # Eq. 2
         hidden = self._encode(embeds, view)[(at - settings.shift).clamp_min(0)]
-        return Prediction(nn.functional.linear(hidden, self.model.head.weight, self.model.head.bias), hidden)
+        return Prediction(self.model.head(hidden), hidden)
 
     def _encode(self, embeds: Tensor, view: PassPlan) -> Tensor:
         read = view.read

@@ -64,6 +64,7 @@ class Grid:
     batch: int = 32
     device: str = "auto"
     dtype: str = "auto"
+    quantize: str | None = None
     threads: int | None = None
     """Of a process on a CPU; None: as torch likes."""
 
@@ -94,7 +95,8 @@ def check(grid: Grid) -> list[Place]:
     if grid.reference is not None:
         open_checkpoint(grid.reference)
     kind = pick_device(grid.device).type
-    _claim(grid, {"device": kind, "dtype": "float32" if (kind, grid.dtype) == ("cpu", "auto") else grid.dtype})
+    dtype = "float32" if (kind, grid.dtype) == ("cpu", "auto") else grid.dtype
+    _claim(grid, {"device": kind, "dtype": f"{grid.quantize} in {dtype}" if grid.quantize else dtype})
     return [place for place in grid.places if not _finished(grid, place, *opened[place.entry])]
 
 

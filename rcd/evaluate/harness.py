@@ -66,6 +66,7 @@ def model_class() -> Any:
             max_batch_size: int | None = None,
             device: str | None = None,
             dtype: str = "auto",
+            quantize: str | None = None,
             revision: str | None = None,
             requests: str | Path | None = None,
             **settings: Any,
@@ -81,7 +82,7 @@ def model_class() -> Any:
             if self._world_size > 1 and device in (None, "auto"):
                 device = str(self.processes.device)
             batch = 32 if batch_size is None or str(batch_size).startswith("auto") else int(batch_size)
-            where = {"device": device or "auto", "dtype": dtype}
+            where: Any = {"device": device or "auto", "dtype": dtype, "quantize": quantize}
             pipeline = (
                 load(pretrained, revision=revision, **where) if isinstance(pretrained, (str, Path)) else pretrained
             )

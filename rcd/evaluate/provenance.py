@@ -36,7 +36,8 @@ def decode_settings(config: DecodeConfig) -> dict[str, Any]:
 
 
 def dtype_name(pipeline: Pipeline) -> str:
-    return str(pipeline.model.codebook.dtype).removeprefix("torch.")
+    dtype = str(pipeline.model.codebook.dtype).removeprefix("torch.")
+    return f"{pipeline.model.quantised} in {dtype}" if pipeline.model.quantised else dtype
 
 
 def delta_of(carry: Carry, delta: str | None, vocabulary: int) -> str | None:

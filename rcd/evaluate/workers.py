@@ -51,7 +51,7 @@ class Worker:
         if model not in self.held:
             for other in [name for name in self.held if name != self.grid.reference]:
                 del self.held[other]
-            self.held[model] = load(model, device=self.grid.device, dtype=self.grid.dtype)
+            self.held[model] = load(model, device=self.grid.device, dtype=self.grid.dtype, quantize=self.grid.quantize)
         return self.held[model]
 
     def answer(self, place: Place, say: Say) -> Said:

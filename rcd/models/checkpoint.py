@@ -3,13 +3,12 @@ without rcd.json, or a GGUF file. `rcd.models.writing` writes one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rcd import registry
 from rcd.diffusion.attention import ATTENTION
@@ -17,16 +16,16 @@ from rcd.errors import RCDError, first_line, unknown_name, whole
 from rcd.models import learnt
 from rcd.models import source as src
 from rcd.models.dtypes import pick_dtype as pick_dtype
-from rcd.models.dtypes import wide
 from rcd.models.experts import EXPERTS, Router
 from rcd.models.family import FamilySpec
+from rcd.models.filling import CODEBOOK, fill
 from rcd.models.lm import DiffusionLM, ModelSettings, WideNorm
+from rcd.models.quantise import Quantisation, check_installed
+from rcd.models.room import check_room
 from rcd.models.settings import RCDFile, resolve
-from rcd.models.tensors import count, layout_of, put, shape_of
 
 MASK_TEXT = "<|MASK|>"
 MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>", "|<MASK>|")
-FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass
@@ -68,7 +67,7 @@ class Opened:
     config: dict[str, Any]
     rcd: RCDFile
     tokenizer: Any | None
-    tensors: Iterable[tuple[str, Tensor]]
+    weights: src.Weights
     mask_added: bool
 
 
@@ -84,13 +83,13 @@ def open_checkpoint(
             raise RCDError(f"{path} is a file; give the checkpoint's folder, or a .gguf file.")
         config, state, tokenizer = src.read_gguf(path)
         rcd = RCDFile()
-        named: Iterable[tuple[str, Tensor]] = state.items()
+        weights: src.Weights = src.Held(state)
     else:
         if not (path / "config.json").is_file():
             raise RCDError(f"{path} is no checkpoint: it has no config.json.")
         config, generation = src.read_optional(path, "config.json"), src.read_optional(path, "generation_config.json")
         rcd, tokenizer = RCDFile.read(path), src.tokenizer(path)
-        named = src.tensors(path)
+        weights = src.Folder(path)
     spec = find_family(family or rcd.family, config, path)
     mask, added = choose_mask(spec, config, rcd, overrides, tokenizer)
     settings, backbone_config = _prepare(spec, config, generation, rcd, overrides, tokenizer, mask, grow=added)
@@ -101,7 +100,7 @@ def open_checkpoint(
     rcd = replace(
         rcd, **changed_settings(settings, spec, overrides, own_type=str(config.get("model_type", "")).lower())
     )
-    return Opened(path, spec, settings, backbone_config, config, rcd, tokenizer, named, added)
+    return Opened(path, spec, settings, backbone_config, config, rcd, tokenizer, weights, added)
 
 
 def load(
@@ -111,19 +110,31 @@ def load(
     device: str | torch.device | None = "auto",
     dtype: str | torch.dtype | None = "auto",
     revision: str | None = None,
+    quantize: str | Quantisation | None = None,
     **overrides: Any,
 ) -> Checkpoint:
-    """Read a folder, a hub name or a GGUF file. `overrides`: mask_token_id, eos_token_ids, block_length, attention,
-    shift; a None leaves the checkpoint's own value."""
-    target = pick_device(device)
+    """Read a folder, a hub name or a GGUF file. `quantize`: int8 or int4 (`rcd.models.quantise`). `overrides`:
+    mask_token_id, eos_token_ids, block_length, attention, shift; a None leaves the checkpoint's own value."""
+    target, quantise = pick_device(device), Quantisation.parse(quantize)
+    if quantise is not None:
+        check_installed()
     opened = open_checkpoint(source, family=family, revision=revision, **overrides)
     model = build(opened.spec, opened.settings, opened.backbone_config)
-    stored = _fill(model, opened.tensors, target, dtype, opened.path, grow=opened.mask_added)
+    kind = computed(opened, model, target, dtype)
+    check_room(model, opened.weights, opened.path, target, kind, quantise)
+    stored = fill(model, opened.weights, opened.path, target, kind, quantise, grow=opened.mask_added)
     folder = opened.path if opened.path.is_dir() else None
     if folder is not None:
         learnt.read(model, opened.rcd, folder)
     changed = opened.mask_added or folder is None
     return Checkpoint(model, opened.config, opened.tokenizer, opened.rcd, stored, folder, tokenizer_changed=changed)
+
+
+def computed(opened: Opened, model: DiffusionLM, device: torch.device, dtype: str | torch.dtype | None) -> torch.dtype:
+    """The dtype of activations; `auto` depends on how the embeddings are stored, and on the model's size."""
+    name = opened.spec.from_stock(CODEBOOK)
+    stored = next((dtype for each, _, dtype in opened.weights.headers() if each == name), torch.float32)
+    return pick_dtype(dtype, stored, device, model.size)
 
 
 def find_family(name: str | None, config: dict[str, Any], path: Path) -> FamilySpec:
@@ -209,82 +220,6 @@ def build(
             f"config.json of this {spec.name} checkpoint has a value that does not fit ({reason})."
         ) from error
     return DiffusionLM(spec, settings, backbone, head).eval()
-
-
-def _fill(
-    model: DiffusionLM,
-    named: Iterable[tuple[str, Tensor]],
-    device: torch.device,
-    dtype: str | torch.dtype | None,
-    path: Path,
-    grow: bool,
-) -> dict[str, torch.dtype]:
-    """Put the tensors in place, each checked: known, of the right shape, finite, and none missing."""
-    spec = model.spec
-    wanted = {name: tuple(p.shape) for name, p in model.state_dict().items()}
-    layout, parameters = layout_of(spec, wanted), count(wanted)
-    state: dict[str, Tensor] = {}
-    stored: dict[str, torch.dtype] = {}
-    for name, tensor in named:
-        if name.endswith(spec.unused):
-            continue
-        if name not in layout:
-            raise RCDError(f"{path} holds the tensor {name}, which the family {spec.name} does not have.")
-        expected = shape_of(layout[name])
-        if grow and layout[name][0].name in ("backbone.embed_tokens.weight", "head.weight"):
-            tensor = _with_rows(tensor, expected[0])
-        if tuple(tensor.shape) != expected:
-            raise RCDError(
-                f"the tensor {name} of {path} has shape {list(tensor.shape)}, "
-                f"but its config.json means {list(expected)}."
-            )
-        if tensor.dtype not in FLOATS:
-            raise RCDError(
-                f"the tensor {name} of {path} is {tensor.dtype}; quantised weights are not read, only floats."
-            )
-        check_finite(tensor, name, path)
-        stored[name] = tensor.dtype
-        chosen = pick_dtype(dtype, tensor.dtype, device, parameters)
-        if layout[name][0].name.endswith(spec.wide):
-            chosen = wide(chosen)
-        put(state, wanted, layout[name], tensor.to(device=device, dtype=chosen))
-    tied = bool(getattr(model.backbone.config, "tie_word_embeddings", False))
-    embeddings = state.get("backbone.embed_tokens.weight")
-    if (
-        tied
-        and embeddings is not None
-        and ("head.weight" not in state or torch.equal(state["head.weight"], embeddings))
-    ):
-        state["head.weight"] = embeddings
-    else:
-        tied = False
-    held = {*stored, spec.from_stock("head.weight")} if tied else stored
-    missing = [name for name in layout if name not in held]
-    if missing or embeddings is None:
-        raise RCDError(f"{path} lacks {len(missing)} tensor(s) of the family {spec.name}, first {missing[0]}.")
-    dtypes = {name: wide(embeddings.dtype) if name.endswith(spec.wide) else embeddings.dtype for name in wanted}
-    model.load_state_dict({name: state.pop(name).to(kind) for name, kind in dtypes.items()}, assign=True)
-    if tied:
-        model.head.weight = model.backbone.embed_tokens.weight  # type: ignore[assignment, union-attr]
-    model.backbone.rotary_emb.to(device)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    return stored
-
-
-def _with_rows(tensor: Tensor, rows: int) -> Tensor:
-    """New rows (a token that was added) begin as the mean of the others."""
-    missing = rows - tensor.shape[0]
-    if missing <= 0:
-        return tensor
-    mean = tensor.float().mean(0, keepdim=True).to(tensor.dtype)
-    return torch.cat((tensor, mean.expand(missing, -1)))
-
-
-def check_finite(tensor: Tensor, name: str, path: Path) -> None:
-    """A sum is finite exactly when its terms are (or overflows, which the second look tells apart)."""
-    if not bool(torch.isfinite(tensor.sum(dtype=torch.float32))) and not bool(torch.isfinite(tensor).all()):
-        raise RCDError(f"the tensor {name} of {path} holds NaN or inf; the checkpoint is damaged.")
 
 
 def changed_settings(

@@ -6,7 +6,8 @@ Shapes: N tokens, E experts, K experts of a token, D width, F width of an expert
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -98,22 +99,30 @@ def routers(backbone: nn.Module) -> Iterator[Router]:
 def by_expert(experts: Any, hidden_ND: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:
     """[N, D] the weighted sum of every token's experts. On a CPU, and in fp64, which grouped products do not know: the
     tokens sorted by expert, one product for each expert that has any."""
-    if hidden_ND.device.type == "cuda" and hidden_ND.dtype != torch.float64:
+    gate_ups, downs = products(experts.gate_up_proj), products(experts.down_proj)
+    floats = isinstance(experts.gate_up_proj, Tensor)
+    if hidden_ND.device.type == "cuda" and hidden_ND.dtype != torch.float64 and floats:
         grouped: Tensor = grouped_mm_experts_forward(experts, hidden_ND, chosen_NK, weights_NK)
         return grouped
     order = chosen_NK.flatten().argsort(stable=True)
-    sizes = chosen_NK.flatten().bincount(minlength=experts.gate_up_proj.shape[0]).tolist()
-    # unbind, whose gradient is one tensor; that of an index would be as large as all experts, for each of them
-    matrices = zip(experts.gate_up_proj.unbind(), experts.down_proj.unbind(), strict=True)
+    sizes = chosen_NK.flatten().bincount(minlength=len(downs)).tolist()
     rows = hidden_ND[order // chosen_NK.shape[1]].split(sizes)
     out = []
-    for x, (gate_up, down) in zip(rows, matrices, strict=True):
+    for x, gate_up, down in zip(rows, gate_ups, downs, strict=True):
         if len(x):
-            gate, up = nn.functional.linear(x, gate_up).chunk(2, dim=-1)
-            out.append(nn.functional.linear(experts.act_fn(gate) * up, down))
+            gate, up = gate_up(x).chunk(2, dim=-1)
+            out.append(down(experts.act_fn(gate) * up))
     weighted = torch.cat(out) * weights_NK.flatten()[order, None]
     back = torch.empty_like(weighted).index_copy(0, order, weighted)
     return back.unflatten(0, chosen_NK.shape).sum(1).to(hidden_ND.dtype)
+
+
+def products(experts: Tensor | nn.ModuleList) -> Sequence[Callable[[Tensor], Tensor]]:
+    """The product with each expert's matrix; quantised ones are a layer each."""
+    if isinstance(experts, nn.ModuleList):
+        return list(experts)
+    # unbind, whose gradient is one tensor; that of an index would be as large as all experts, for each of them
+    return [partial(nn.functional.linear, weight=matrix) for matrix in experts.unbind()]
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, by_expert)

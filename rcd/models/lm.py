@@ -5,6 +5,7 @@ Shapes: B batch, L window, P predicted positions, V vocabulary, D embedding.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from rcd.carry.base import learnt_by, places
 from rcd.models.family import FamilySpec
-from rcd.residual.shortcut import Regression
+from rcd.models.lowbit import LowBitLinear
+from rcd.residual.shortcut import Regression, stride
 from rcd.residual.summary import Tail
 
 if TYPE_CHECKING:
@@ -101,8 +103,11 @@ class DiffusionLM(nn.Module):
         self.settings = settings
         self.backbone = backbone
         self.head = head
+        """Quantised, it is a layer of another class that is called like one (`rcd.models.lowbit`)."""
         self.carry_parameters: nn.Module | None = None
         """What the carry has learnt (`rcd.carry.base.Carry.parameters`)."""
+        self.quantised: str | None = None
+        """How weights are kept that are no floats; such a model is neither trained, cast nor written."""
 
     @property
     def codebook(self) -> Tensor:
@@ -118,9 +123,21 @@ class DiffusionLM(nn.Module):
     def weights_version(self) -> tuple[Any, ...]:
         """Another one after any weight has been moved, cast or replaced, or codebook or head edited: what is
         computed from weights ahead of time (packed matrices, the codebook's directions) is then made anew."""
-        weight = self.codebook
-        edits = sum(0 if one.is_inference() else one._version for one in (weight, self.head.weight))
-        return weight.dtype, weight.device, edits, hash(tuple(each.data_ptr() for each in self.parameters()))
+        edited = (self.codebook, *kept(self.head))
+        edits = sum(0 if one.is_inference() else one._version for one in edited)
+        addresses = hash(tuple(each.data_ptr() for each in kept(self)))
+        return self.codebook.dtype, self.device, edits, addresses
+
+    @property
+    def size(self) -> int:
+        """How many weights it has, quantised or not; a tied head counts once."""
+        low = sum(each.weights for each in self.modules() if isinstance(each, LowBitLinear))
+        return low + sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def bytes(self) -> int:
+        """What they take."""
+        return sum(each.untyped_storage().nbytes() for each in {each.data_ptr(): each for each in kept(self)}.values())
 
     def tail(self, rank: int) -> Tail:
         """The codebook's mean and strongest directions, computed once for every version of the weights."""
@@ -132,11 +149,13 @@ class DiffusionLM(nn.Module):
 
     def regression(self) -> Regression:
         """What the short cut to delta knows of the codebook and the head, computed once for every version of both."""
-        head = self.head.weight.detach()
         version = self.weights_version
         held = self.__dict__.get("_regression")
         if held is None or held[0] != version:
-            held = self.__dict__["_regression"] = version, Regression.of(self.codebook.detach(), head)
+            head: Any = self.head
+            every = stride(self.settings.vocab_size)
+            rows = head.floats(every) if isinstance(head, LowBitLinear) else head.weight.detach()[::every]
+            held = self.__dict__["_regression"] = version, Regression.sampled(self.codebook.detach(), every, rows)
         one: Regression = held[1]
         return one
 
@@ -199,3 +218,12 @@ class DiffusionLM(nn.Module):
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:
     return {name: tensor.shape for name, tensor in module.state_dict().items()}
+
+
+def kept(module: nn.Module) -> Iterator[Tensor]:
+    """The plain tensors that a module's numbers are in; those of a quantised weight are inside of it."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if type(tensor) in (Tensor, nn.Parameter) or not hasattr(tensor, "__tensor_flatten__"):
+            yield tensor
+        else:
+            yield from (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])

@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +26,12 @@ from rcd.terminal import show
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+STORED = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+}  # fmt: skip
+"""The dtypes that a safetensors header names."""
 WANTED = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja", "*.py", "*.md", "LICENSE*"]
 
 
@@ -82,13 +89,52 @@ def shards(folder: Path) -> dict[str, list[str] | None]:
     raise RCDError(f"{folder} has no weights: neither {WEIGHTS} nor {INDEX} is there.")
 
 
-def shapes(folder: Path) -> Iterator[tuple[str, list[int], str]]:
-    """(name, shape, dtype) of every tensor, from the files' headers alone."""
-    for file in shards(folder):
-        with _opened(folder, file) as content:
-            for name in content.keys():  # noqa: SIM118 (a safetensors file is no dict)
-                part = content.get_slice(name)
-                yield name, part.get_shape(), part.get_dtype()
+class Weights(Protocol):
+    """The tensors of a checkpoint, in its own names."""
+
+    def headers(self) -> Iterable[tuple[str, tuple[int, ...], torch.dtype]]:
+        """(name, shape, dtype) of every tensor, before any is read."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor, one at a time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """Tensors that are in memory already."""
+
+    state: dict[str, Tensor]
+
+    def headers(self) -> Iterable[tuple[str, tuple[int, ...], torch.dtype]]:
+        return [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self.state.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        return iter(self.state.items())
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Those of a folder's safetensors files."""
+
+    path: Path
+
+    def headers(self) -> Iterable[tuple[str, tuple[int, ...], torch.dtype]]:
+        for file in shards(self.path):
+            with _opened(self.path, file) as content:
+                for name in content.keys():  # noqa: SIM118 (a safetensors file is no dict)
+                    part = content.get_slice(name)
+                    yield name, tuple(part.get_shape()), STORED.get(part.get_dtype(), torch.uint8)
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for file, expected in shards(self.path).items():
+            with _opened(self.path, file) as content:
+                held = list(content.keys())
+                for missing in sorted(set(expected or ()) - set(held)):
+                    raise RCDError(f"the shard {file} of {self.path} lacks the tensor {missing}; download it again.")
+                for name in held:
+                    yield name, content.get_tensor(name)
 
 
 @contextmanager
@@ -100,17 +146,6 @@ def _opened(folder: Path, file: str) -> Iterator[Any]:
         raise RCDError(
             f"{folder / file} is truncated or is no safetensors file ({error}); download it again."
         ) from error
-
-
-def tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the folder, in the checkpoint's own names, one at a time."""
-    for file, expected in shards(folder).items():
-        with _opened(folder, file) as content:
-            held = list(content.keys())
-            for missing in sorted(set(expected or ()) - set(held)):
-                raise RCDError(f"the shard {file} of {folder} lacks the tensor {missing}; download it again.")
-            for name in held:
-                yield name, content.get_tensor(name)
 
 
 def tokenizer(folder: Path) -> Any | None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -95,8 +94,3 @@ def taken(state: Mapping[str, Tensor], pieces: list[Piece]) -> Tensor:
     """The inverse: the checkpoint's tensor, a view of ours where it is one piece."""
     parts = [piece.of(state[piece.name]) for piece in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def count(shapes: Mapping[str, Shape]) -> int:
-    """How many numbers."""
-    return sum(map(prod, shapes.values()))

@@ -28,6 +28,6 @@ def limit_threads(models: Iterable[Any], asked: int | None = None, rows: int = 1
     there = [one.model for one in models if one is not None]
     if os.environ.get("OMP_NUM_THREADS") or any(model.device.type != "cpu" for model in there):
         return
-    chosen = threads_for(max(sum(p.numel() for p in model.parameters()) for model in there), rows)
+    chosen = threads_for(max(model.size for model in there), rows)
     if chosen is not None:
         torch.set_num_threads(chosen)

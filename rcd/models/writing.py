@@ -35,6 +35,12 @@ def save(
 
     Written beside the target and moved into place whole, so that a broken run never leaves half a checkpoint.
     """
+    quantised = checkpoint.model.quantised
+    if quantised and state is None:
+        raise RCDError(
+            f"the weights of this model are quantised ({quantised}), and the floats they were made from are not kept; "
+            "load it without quantize to save it."
+        )
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
         raise RCDError(f"{target} is not empty; choose another folder or allow it to be overwritten.")

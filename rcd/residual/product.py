@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -64,5 +65,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def product_by(counts: list[int] | None, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same; where `counts` says how many of x belong together, so many at a time, by themselves."""
+    return by(counts, x, lambda part: product(part, weight, bias))
+
+
+def by(counts: list[int] | None, x: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
+    """`multiply`, so many at a time as belong together."""
     parts = [] if counts is None else [part for part in x.split(counts) if len(part)]
-    return product(x, weight, bias) if len(parts) < 2 else torch.cat([product(part, weight, bias) for part in parts])
+    return multiply(x) if len(parts) < 2 else torch.cat([multiply(part) for part in parts])

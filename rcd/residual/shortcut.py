@@ -52,11 +52,17 @@ class Regression:
     """[H, D] Cov(W, E) with the head's weight W, in the codebook's dtype; None: logits without a known origin."""
 
     @classmethod
-    @torch.no_grad()
     def of(cls, codebook_VD: Tensor, head_VH: Tensor | None = None) -> Regression:
-        every = max(1, len(codebook_VD) // SAMPLE)
+        every = stride(len(codebook_VD))
+        return cls.sampled(codebook_VD, every, None if head_VH is None else head_VH[::every])
+
+    @classmethod
+    @torch.no_grad()
+    def sampled(cls, codebook_VD: Tensor, every: int, head_SH: Tensor | None = None) -> Regression:
+        """`head`: every such row of it alone, as many as are looked at."""
         wide = torch.promote_types(codebook_VD.dtype, torch.float32)
-        embeddings = codebook_VD[::every].to(wide)
+        sample_SD = codebook_VD[::every]
+        embeddings = sample_SD.to(wide)
         mean = embeddings.mean(0)
         centred = embeddings - mean
         count, spread = len(centred), float(centred.pow(2).sum(-1).mean())
@@ -64,11 +70,16 @@ class Regression:
         noise = spread**2 / count  # what a sample of independent tokens adds to the sum of squares
         squares = max(float(own.pow(2).sum()) - noise, spread**2 / own.shape[0])
         covariance = None
-        if head_VH is not None:
-            tied = head_VH.data_ptr() == codebook_VD.data_ptr() and head_VH.shape == codebook_VD.shape
-            covariance = own if tied else (head_VH[::every].to(wide)).t() @ centred / count
+        if head_SH is not None:
+            tied = head_SH.data_ptr() == sample_SD.data_ptr() and head_SH.shape == sample_SD.shape
+            covariance = own if tied else head_SH.to(wide).t() @ centred / count
             covariance = covariance.to(codebook_VD.dtype)
         return cls(codebook_VD.mean(0, dtype=wide), spread, spread**2 / squares if spread else 1.0, covariance)
+
+
+def stride(vocabulary: int) -> int:
+    """Every such token is looked at."""
+    return max(1, vocabulary // SAMPLE)
 
 
 @dataclass

@@ -13,7 +13,6 @@ from rcd.api import Pipeline, load
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.models.threads import limit_threads
-from rcd.serve.memory import check_room
 from rcd.serve.service import LocalService
 
 BUNDLED = ("words-rcd", "words-seqd", "sdar-rcd", "sdar-seqd", "llada-rcd", "llada-seqd")
@@ -28,7 +27,7 @@ class Models:
     configured: Callable[[Pipeline], DecodeConfig]
     """The defaults of a model's requests."""
     placed: dict[str, Any] = field(default_factory=dict)
-    """Device, dtype and revision."""
+    """Device, dtype, revision and how weights are quantised."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What `rcd.load` should take from nobody else."""
     threads: int | None = None
@@ -40,7 +39,6 @@ class Models:
     def load_into(self, service: LocalService, told: Callable[[str], None] = lambda text: None) -> None:
         """Load one after the other; each serves as soon as it is there. `told` is given what users should know."""
         for name, source in self.sources.items():
-            check_room(name, source, **self.placed)
             pipeline = load(source, **self.placed, **self.facts)
             limit_threads([pipeline, *(one.pipeline for one in service.models.values())], self.threads)
             service.add(name, pipeline, self.configured(pipeline))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rcd.carry.base import Carry, CarryState, learnt_by
+from rcd.errors import RCDError
 from rcd.models.lm import DiffusionLM, View
 from rcd.train.layout import Batch, Frame, Layout, frame_of
 from rcd.train.loss import masked_cross_entropy
@@ -53,6 +54,11 @@ class Objective(nn.Module):
         declares; a step that has neither (trajectories without a reference) is one without."""
         super().__init__()
         assert model.holds(carry), "the model holds what the carry learns"
+        if model.quantised:
+            raise RCDError(
+                f"the model's weights are quantised ({model.quantised}), and training needs floats; load it without "
+                "quantize, or take the checkpoint that it was quantised from."
+            )
         self.model = model
         self.carry = carry
         self.learns = learnt_by(carry, model.codebook.shape[1]) is not None

@@ -8,7 +8,6 @@ from typing import Any
 from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.errors import RCDError
 from rcd.models.checkpoint import open_checkpoint
-from rcd.models.source import shapes
 from rcd.train.config import TrainConfig
 from rcd.train.stage import BASE
 
@@ -75,11 +74,9 @@ def _parameters(config: TrainConfig) -> tuple[int | None, str]:
         return sum(p.numel() for p in model.parameters()), ""
     try:
         opened = open_checkpoint(config.model)
-        if opened.path.is_dir():
-            return sum(math.prod(shape) for _, shape, _ in shapes(opened.path)), ""
+        return sum(math.prod(shape) for _, shape, _ in opened.weights.headers()), ""
     except RCDError as error:
         return None, str(error).rstrip(".")
-    return None, "a GGUF file"
 
 
 def _data(config: TrainConfig, start: TrainConfig) -> tuple[int | None, int, str]:

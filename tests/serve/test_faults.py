@@ -19,9 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
+from rcd.decode.config import DecodeConfig
 from rcd.decode.engine import Engine
 from rcd.errors import RCDError
-from rcd.serve import memory
+from rcd.models import room
+from rcd.serve.loading import Models
 from rcd.serve.server import listen, run
 from rcd.serve.service import LocalService
 from rcd.serve.settings import ServeSettings
@@ -332,7 +334,9 @@ def test_at_the_end_of_the_limit_or_at_a_second_signal_the_others_are_told(
 
 def test_a_signal_while_models_are_loaded_ends_the_process_at_once() -> None:
     """The thread that loads stands in the midst of it, and will for ever."""
-    with GatedChild(["serve", "--port", "0", "--model", "bundled:words-rcd"], "rcd.serve.memory:check_room") as child:
+    with GatedChild(
+        ["serve", "--port", "0", "--model", "bundled:words-rcd"], "rcd.models.checkpoint:check_room"
+    ) as child:
         child.arrive()
         child.send(signal.SIGTERM)
         code, _, heard = child.finish()
@@ -340,10 +344,10 @@ def test_a_signal_while_models_are_loaded_ends_the_process_at_once() -> None:
 
 
 def test_without_a_model_that_fits_the_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory.check_room("words-rcd", "bundled:words-rcd")
-    monkeypatch.setattr(memory, "free_memory", lambda device: 1_000_000)
-    with pytest.raises(RCDError, match=r"the weights of words-rcd take \d+\.\d MB and 1\.0 MB are free"):
-        memory.check_room("words-rcd", "bundled:words-rcd")
+    models = Models({"words-rcd": "bundled:words-rcd"}, lambda pipeline: DecodeConfig())
+    monkeypatch.setattr(room, "free_memory", lambda device: 1_000_000)
+    with pytest.raises(RCDError, match=r"the weights of .*words-rcd take \d+\.\d MB .* 1\.0 MB are free on cpu; take"):
+        models.load_into(LocalService())
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_sentence() -> None:

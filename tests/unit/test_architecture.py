@@ -65,6 +65,7 @@ def test_the_residual_room_needs_torch_alone() -> None:
             "rcd",
             "torch",
             "math",
+            "collections",
             "typing",
             "functools",
             "dataclasses",
