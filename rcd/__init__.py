@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from rcd.api import Generation as Generation
     from rcd.api import Output as Output
     from rcd.api import Pipeline as Pipeline
+    from rcd.api import Score as Score
+    from rcd.api import ScoreConfig as ScoreConfig
     from rcd.api import load as load
     from rcd.carry.none import NoCarry as NoCarry
     from rcd.carry.residual import Residual as Residual
@@ -25,6 +27,8 @@ _EXPORTS = {
     "Pipeline": "rcd.api",
     "Output": "rcd.api",
     "Generation": "rcd.api",
+    "Score": "rcd.likelihood.estimate",
+    "ScoreConfig": "rcd.likelihood.settings",
     "DecodeConfig": "rcd.decode.config",
     "Residual": "rcd.carry.residual",
     "NoCarry": "rcd.carry.none",

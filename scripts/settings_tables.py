@@ -8,12 +8,13 @@ from typing import Any
 from rcd.carry.residual import Residual
 from rcd.decode.config import DecodeConfig
 from rcd.decode.request_settings import RequestSettings
+from rcd.likelihood.settings import ScoreConfig
 from rcd.serve.settings import RaySettings, ServeSettings
 from rcd.settings import Entry, entries
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = DOCS / "decoding.md"
-SERVING, DEPLOYING = DOCS / "serving.md", DOCS / "deploying.md"
+SERVING, DEPLOYING, EVALUATION = DOCS / "serving.md", DOCS / "deploying.md", DOCS / "evaluation.md"
 BEGIN, END = "<!-- settings: written by scripts/settings_tables.py -->", "<!-- settings: end -->"
 
 
@@ -37,6 +38,11 @@ def serving() -> str:
 def deploying() -> str:
     """The table of docs/deploying.md: flags of `rcd serve --ray`."""
     return flags(RaySettings)
+
+
+def likelihoods() -> str:
+    """The table of docs/evaluation.md: settings of `Pipeline.score`, flags of `rcd score`."""
+    return table(entries(ScoreConfig))
 
 
 def flags(cls: Any) -> str:
@@ -80,7 +86,7 @@ def written(page: str, tables: str) -> str:
     return f"{before}{BEGIN}\n\n{tables}\n\n{END}{after}"
 
 
-PAGES = {PAGE: text, SERVING: serving, DEPLOYING: deploying}
+PAGES = {PAGE: text, SERVING: serving, DEPLOYING: deploying, EVALUATION: likelihoods}
 
 if __name__ == "__main__":
     for path, tables in PAGES.items():

@@ -109,12 +109,11 @@ class Counted:
 
     ids: list[int]
     counts: Counts
-    given: int
 
     @property
     def tokens(self) -> int:
-        """New tokens, the end token included; what a block holds behind it is not counted, nor what a canvas gave."""
-        return len(self.ids) - self.given
+        """New tokens, the end token included; what a block holds behind it is not counted."""
+        return len(self.ids)
 
     @property
     def denoising_steps(self) -> int:
@@ -154,8 +153,6 @@ class Finished(_OfARow, Counted):
     """When, by `time.perf_counter`."""
     reused: int = 0
     """Prompt tokens whose keys and values were there already."""
-    given: int = 0
-    """Of `ids`, those that the canvas gave."""
 
 
 @dataclass(frozen=True)

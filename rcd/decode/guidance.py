@@ -18,16 +18,8 @@ from rcd.decode.model import SlotModel
 from rcd.decode.rows import Rows
 from rcd.decode.slots import Slots
 from rcd.decode.step import Places
+from rcd.diffusion.guidance import guided
 from rcd.models.lm import ModelSettings, Prediction
-
-
-def guided(cond: Tensor, uncond: Tensor, scale: Any) -> Tensor:
-    """cond + s (cond - uncond), which is uncond + (s + 1) (cond - uncond); in fp32 or wider. s = 0 is `cond`.
-
-    cond 2, uncond 1:    s 0 -> 2    s 0.5 -> 2.5    s 1 -> 3
-    """
-    wide = torch.promote_types(cond.dtype, torch.float32)
-    return (cond.to(wide) + scale * (cond.to(wide) - uncond.to(wide))).to(cond.dtype)
 
 
 class Unconditional(SlotModel):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rcd.decode.answers import Answer
-from rcd.decode.filling import Piece, Segment
 from rcd.decode.request_settings import RequestSettings
 from rcd.decode.terms import Features
 
@@ -30,8 +29,6 @@ class Request:
     """Whether a Step is wanted after every step."""
     probe: Callable[[Look], None] | None = None
     """What is shown every step of the request."""
-    canvas: Sequence[int] = ()
-    """The answer's first tokens, with masks: what is no mask is given."""
 
     def numbered(self, row: int) -> Request:
         """The same under another number; its probe is told its own."""
@@ -107,12 +104,10 @@ class Serving:
     prefills: int = 0
     starts: int = 0
     references: int = 0
-    pieces: Iterator[Piece] | None = None
+    pieces: Iterator[tuple[int, int, int]] | None = None
     """Of its prefill, those behind the next one; None when it takes steps."""
-    piece: Piece | None = None
+    piece: tuple[int, int, int] | None = None
     """The next one."""
-    segments: list[Segment] = field(default_factory=list)
-    """The parts of its text that are still to come."""
     unit: int = 0
     """Tokens of a block of its prompt, if what is stored of it may be another's."""
     generator: Any = None
@@ -124,13 +119,4 @@ class Serving:
 
     def __post_init__(self) -> None:
         if self.pieces is not None:
-            self.read(self.pieces)
-
-    def read(self, pieces: Iterator[Piece]) -> None:
-        """Read these before the next step."""
-        self.pieces, self.piece = pieces, next(pieces, None)
-
-    @property
-    def text(self) -> list[int]:
-        """Prompt and canvas."""
-        return [*self.prompt, *self.answer.filling.ids]
+            self.piece = next(self.pieces, None)

@@ -26,7 +26,7 @@ SCALES = (0.5, 1.0, 2.5, 1.5)
 
 @pytest.fixture(scope="module")
 def loops() -> dict[str, rcd.Pipeline]:
-    return {family: looped(family) for family in ("sdar", "llada", "dream")}
+    return {family: looped(family) for family, _ in WINDOWS.values()}
 
 
 def mixed(**settings: Any) -> list[DecodeConfig]:
