@@ -1,7 +1,7 @@
 """Mixtures of experts: which experts a token goes to, and their products.
 
 The stock routers are replaced by the same in fp32 or, where the model is wider, in its own dtype: fp64 is then fp64.
-Shapes: N tokens, E experts, K experts of a token, D width, F width of an expert.
+Shapes: N tokens, E experts, K experts of a token, S = N x K, D width.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, grouped_mm_experts_forward
+from torch.nn.functional import linear
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from rcd.models.dtypes import wide
 
 EXPERTS = "rcd_experts"
+ALIGNED = 8
+"""Numbers of a row, of 16 bits each or more: torch's grouped products want multiples of 16 bytes."""
 
 
 class Router(nn.Module):
@@ -45,7 +48,7 @@ class SoftmaxRouter(Router):
     """Qwen3-MoE's: the softmax's largest K."""
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits = nn.functional.linear(hidden.flatten(0, -2), self.weight)
+        logits = linear(hidden.flatten(0, -2), self.weight)
         weights, chosen = self.probabilities(logits).topk(self.top_k, dim=-1)
         if self.normalised:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -72,7 +75,8 @@ class SigmoidRouter(Router):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dtype = wide(hidden.dtype)
-        logits = nn.functional.linear(hidden.flatten(0, -2).to(dtype), self.weight.to(dtype))
+        with torch.autocast(hidden.device.type, enabled=False):  # fp32 in bf16 training, too
+            logits = linear(hidden.flatten(0, -2).to(dtype), self.weight.to(dtype))
         scores = logits.sigmoid()
         wanted = (scores + self.e_score_correction_bias.to(dtype)).unflatten(-1, (self.groups, -1))
         groups = wanted.topk(2, dim=-1).values.sum(-1).topk(self.chosen_groups, dim=-1).indices
@@ -97,22 +101,10 @@ def routers(backbone: nn.Module) -> Iterator[Router]:
 
 
 def by_expert(experts: Any, hidden_ND: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:
-    """[N, D] the weighted sum of every token's experts. On a CPU, and in fp64, which grouped products do not know: the
-    tokens sorted by expert, one product for each expert that has any."""
-    gate_ups, downs = products(experts.gate_up_proj), products(experts.down_proj)
-    floats = isinstance(experts.gate_up_proj, Tensor)
-    if hidden_ND.device.type == "cuda" and hidden_ND.dtype != torch.float64 and floats:
-        grouped: Tensor = grouped_mm_experts_forward(experts, hidden_ND, chosen_NK, weights_NK)
-        return grouped
-    order = chosen_NK.flatten().argsort(stable=True)
-    sizes = chosen_NK.flatten().bincount(minlength=len(downs)).tolist()
-    rows = hidden_ND[order // chosen_NK.shape[1]].split(sizes)
-    out = []
-    for x, gate_up, down in zip(rows, gate_ups, downs, strict=True):
-        if len(x):
-            gate, up = gate_up(x).chunk(2, dim=-1)
-            out.append(down(experts.act_fn(gate) * up))
-    weighted = torch.cat(out) * weights_NK.flatten()[order, None]
+    """[N, D] the weighted sum of every token's experts: the tokens sorted by expert, then products expert by expert."""
+    expert, order = chosen_NK.flatten().sort(stable=True)
+    computed = _grouped if _groups(experts, hidden_ND) else _one_by_one
+    weighted = computed(experts, hidden_ND[order // chosen_NK.shape[1]], expert) * weights_NK.flatten()[order, None]
     back = torch.empty_like(weighted).index_copy(0, order, weighted)
     return back.unflatten(0, chosen_NK.shape).sum(1).to(hidden_ND.dtype)
 
@@ -122,7 +114,44 @@ def products(experts: Tensor | nn.ModuleList) -> Sequence[Callable[[Tensor], Ten
     if isinstance(experts, nn.ModuleList):
         return list(experts)
     # unbind, whose gradient is one tensor; that of an index would be as large as all experts, for each of them
-    return [partial(nn.functional.linear, weight=matrix) for matrix in experts.unbind()]
+    return [partial(linear, weight=matrix) for matrix in experts.unbind()]
+
+
+def _one_by_one(experts: Any, x_SD: Tensor, expert_S: Tensor) -> Tensor:
+    """[S, D] one product for each expert that has any token."""
+    up, down = products(experts.gate_up_proj), products(experts.down_proj)
+    rows = x_SD.split(expert_S.bincount(minlength=len(down)).tolist())
+    return torch.cat([down[e](_gated(experts, up[e](x))) for e, x in enumerate(rows) if len(x)])
+
+
+def _groups(experts: Any, hidden_ND: Tensor) -> bool:
+    """Whether torch's grouped products know the dtype (compiled, bf16 alone) and the device, and rows of such lengths;
+    quantised matrices they do not."""
+    kind = hidden_ND.device.type
+    if kind not in ("cpu", "cuda") or not isinstance(experts.down_proj, Tensor):
+        return False
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden_ND.dtype
+    known = dtype == torch.bfloat16 or (dtype != torch.float64 and not torch.compiler.is_compiling())
+    return known and all(size % ALIGNED == 0 for size in experts.down_proj.shape[1:])
+
+
+def _grouped(experts: Any, x_SD: Tensor, expert_S: Tensor) -> Tensor:
+    """The same without host syncs: grouped products, which know no autocast."""
+    kind, every = x_SD.device.type, torch.arange(len(experts.down_proj), device=x_SD.device)
+    ends = torch.searchsorted(expert_S, every, right=True).int()
+    half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+    def product(x: Tensor, matrices: Tensor) -> Tensor:
+        dtype = half or matrices.dtype
+        return nn.functional.grouped_mm(x.to(dtype), matrices.to(dtype).transpose(1, 2), offs=ends)
+
+    return product(_gated(experts, product(x_SD, experts.gate_up_proj)), experts.down_proj)
+
+
+def _gated(experts: Any, both: Tensor) -> Tensor:
+    gate, up = both.chunk(2, dim=-1)
+    mixed: Tensor = experts.act_fn(gate) * up
+    return mixed
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, by_expert)

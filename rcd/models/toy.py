@@ -19,7 +19,7 @@ EXPERTS: dict[str, dict[str, Any]] = {
     },
     "llada2_moe": {
         "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True, "n_group": 4,
-        "topk_group": 2, "num_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+        "topk_group": 2, "num_shared_experts": 1, "routed_scaling_factor": 2.5,
         "score_function": "sigmoid", "use_qk_norm": True, "use_qkv_bias": False, "use_bias": False,
         "partial_rotary_factor": 0.5,
     },
@@ -72,6 +72,8 @@ def toy_config(
         config["bd_size"] = block_length or 8
     if family in ("sdar", *EXPERTS):
         config["block_size"] = block_length or 8
+    if family == "llada2_moe":
+        config["first_k_dense_replace"] = int(layers > 1)
     return {**config, **EXPERTS.get(family, {})}
 
 

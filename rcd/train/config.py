@@ -77,6 +77,10 @@ class TrainConfig:
     label_padding: str = "block"
     row_padding: int = 0
     pack: bool = False
+    router_balance: float = 0.0
+    """Of a model with experts: the weight of the load-balancing loss (`rcd.train.routing`). 0: none, as SDAR-MoE's and
+    LLaDA2's published training has it; SDAR-MoE's configuration names 0.001 for those who switch it on. It is computed
+    pass by pass, so that it alone depends on `device_batch`."""
 
     epochs: float = 1.0
     max_steps: int | None = None
@@ -124,6 +128,7 @@ class TrainConfig:
         number("warmup_ratio", self.warmup_ratio, least=0, most=1)
         number("weight_decay", self.weight_decay, least=0)
         number("clip", self.clip, least=0)
+        number("router_balance", self.router_balance, least=0)
         for name in ("validation", "min_length", "lora_rank", "row_padding"):
             whole(name, getattr(self, name), least=0)
         if len(self.betas) != 2:

@@ -79,6 +79,8 @@ class Layout:
     window: tuple[Tensor, Tensor]
     """Two of [W, 2]: (row, slot) in the layout, and in the text, of every position that decoding computes anew at each
     step, masked or not: the noisy copies, or the answer on a bidirectional canvas."""
+    real: Tensor
+    """[B, S] booleans: no padding."""
 
 
 @dataclass(frozen=True)
@@ -94,17 +96,18 @@ class Frame:
     """[B, N] the text slots of the noisy copies, -1 where there is none; None: the text itself is the noisy one."""
     window: tuple[Tensor, Tensor]
     """As in a layout."""
+    real: Tensor
 
     def lay_out(self, noisy_ids: Tensor, masked: Tensor) -> Layout:
         """The layout in the state `noisy_ids`, whose positions `masked` are predicted."""
         if self.index is None:
             where = masked.nonzero()
-            return Layout(noisy_ids, self.position, self.attention, where, where, self.window)
+            return Layout(noisy_ids, self.position, self.attention, where, where, self.window, self.real)
         row = torch.arange(len(self.index), device=self.index.device)[:, None]
         slot = self.index.clamp_min(0)
         ids = torch.cat((self.batch.ids, noisy_ids[row, slot]), dim=1)
         where, source = _places(masked[row, slot] & (self.index != PADDING), self.index, self.batch.ids.shape[1])
-        return Layout(ids, self.position, self.attention, where, source, self.window)
+        return Layout(ids, self.position, self.attention, where, source, self.window, self.real)
 
 
 def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "answer", flex: bool = False) -> Frame:
@@ -112,7 +115,7 @@ def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "an
         packed = bool((batch.document != 0).any())
         seen = _attention(batch.document, None, None, flex) if packed else None
         answer = batch.answer.nonzero()
-        return Frame(batch, batch.position, seen, None, (answer, answer))
+        return Frame(batch, batch.position, seen, None, (answer, answer), batch.document != PADDING)
     index = _copied(batch, block_length, copy)
     row = torch.arange(len(index), device=index.device)[:, None]
     slot = index.clamp_min(0)
@@ -121,7 +124,8 @@ def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "an
     copied = torch.zeros_like(document, dtype=torch.bool)
     copied[:, batch.ids.shape[1] :] = True
     window = _places(index != PADDING, index, batch.ids.shape[1])
-    return Frame(batch, position, _attention(document, position // block_length, copied, flex), index, window)
+    attended = _attention(document, position // block_length, copied, flex)
+    return Frame(batch, position, attended, index, window, document != PADDING)
 
 
 def _places(chosen: Tensor, index: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -85,6 +85,7 @@ class Trainer:
         self.objective = Objective(
             model, carry=config.carry, source=config.residual, block_length=stage.block_length, copy=config.copy,
             flex=flex, reference=None if stage.reference is None else stage.reference.model,
+            router_balance=config.router_balance,
         )  # fmt: skip
         if self.device.type == "cuda" if config.compile is None else config.compile:
             for each in (model, self.objective.reference):
@@ -126,7 +127,7 @@ class Trainer:
         micro = self._micro(number)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * schedule(self.config, number, self.steps)
-        figures = torch.zeros(5, dtype=self.exact, device=self.device)
+        figures = torch.zeros(6, dtype=self.exact, device=self.device)
         for batch in micro:
             # the same choices for all passes of a step, so that they do not depend on how it is split
             generator = generator_of(self.config.seed, "step", number)
@@ -143,9 +144,10 @@ class Trainer:
                 ) from error
             kept = (losses.total.detach(), losses.cross_entropy, losses.masked, losses.alpha)
             tokens = torch.tensor(float((batch.document >= 0).sum()), device=self.device)
-            figures += torch.stack([value.to(self.exact) for value in (*kept, tokens)])
+            balance = torch.as_tensor(losses.balance, device=self.device)
+            figures += torch.stack([value.to(self.exact) for value in (*kept, tokens, balance)])
         self.sum(figures)
-        total, cross_entropy, masked, alpha, tokens = figures.tolist()
+        total, cross_entropy, masked, alpha, tokens, balance = figures.tolist()
         if not math.isfinite(total):
             names = ", ".join(name for batch in micro for name in batch.names[:8])
             raise RCDError(
@@ -169,6 +171,7 @@ class Trainer:
             "grad_norm": float(norm),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens": tokens,
+            **({"balance": balance} if self.config.router_balance else {}),
         }
 
     def _micro(self, number: int) -> list[Batch]:

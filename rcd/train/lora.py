@@ -12,6 +12,7 @@ from rcd.models.lm import DiffusionLM
 
 ADAPTER = "default"
 MATRICES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+"""Of attention, and of dense and shared MLPs. Experts, one tensor for all of a layer, and routers stay as they are."""
 
 
 def add_lora(model: DiffusionLM, rank: int, alpha: int, seed: int = 0) -> None:
@@ -26,7 +27,8 @@ def add_lora(model: DiffusionLM, rank: int, alpha: int, seed: int = 0) -> None:
     config: Any = LoraConfig(r=rank, lora_alpha=alpha, target_modules=MATRICES, lora_dropout=0.0)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        inject_adapter_in_model(config, model.backbone)
+        # the layers, not the backbone: of an architecture whose experts it knows peft would adapt these as well
+        inject_adapter_in_model(config, model.backbone.layers)
     if model.carry_parameters is not None:
         model.carry_parameters.requires_grad_(True)
 

@@ -20,6 +20,7 @@ from rcd.models.lm import DiffusionLM, View
 from rcd.train.layout import Batch, Frame, Layout, frame_of
 from rcd.train.loss import masked_cross_entropy
 from rcd.train.residuals import ResidualSource, cold_at, confidence_of, inject_at, update_at
+from rcd.train.routing import balance, watched
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class Losses:
     """How many there were."""
     alpha: Tensor
     """Sum of alpha over them."""
+    balance: Tensor | float = 0.0
+    """The load-balancing loss, times the pass's share of the step's labels, without gradient."""
 
 
 Carried = tuple[Tensor, CarryState]
@@ -49,6 +52,7 @@ class Objective(nn.Module):
         block_length: int | None = None,
         copy: str = "answer",
         flex: bool = False,
+        router_balance: float = 0.0,
     ):
         """`carry` None: SeqD. Else stage 2, with states from the reference or from the target itself, as the carry
         declares; a step that has neither (trajectories without a reference) is one without."""
@@ -67,6 +71,7 @@ class Objective(nn.Module):
         self.block_length = block_length or model.settings.block_length or 1
         self.copy = copy
         self.flex = flex
+        self.router_balance = router_balance
 
     @property
     def reference(self) -> DiffusionLM | None:
@@ -87,13 +92,18 @@ class Objective(nn.Module):
         if state_N is not None and self.source.dropout:
             rows, slots = self._places(layout)[1].unbind(1)
             state_N = state_N.kept(batch.luck[rows, slots] >= self.source.dropout)
-        hidden = self._hidden(self.model, layout, state_N)
+        with watched(self.model, self.router_balance > 0) as routed:
+            hidden = self._hidden(self.model, layout, state_N)
         rows, slots = layout.source.unbind(1)
         total, each = masked_cross_entropy(hidden, self.model.head.weight, batch.ids[rows, slots], weight[rows, slots])
         alpha = torch.zeros((), device=total.device)
         if state_N is not None and state_N.alpha is not None:
             alpha = state_N.alpha.sum()
-        return Losses(total, each.sum(), torch.tensor(len(each), device=total.device), alpha.detach())
+        uneven: Tensor | float = 0.0
+        if self.router_balance:
+            uneven = balance(routed, layout.real) * (batch.normaliser * batch.answer).sum()
+            total, uneven = total + self.router_balance * uneven, uneven.detach()
+        return Losses(total, each.sum(), torch.tensor(len(each), device=total.device), alpha.detach(), uneven)
 
     def frame(self, batch: Batch) -> Frame:
         attention = self.model.settings.attention

@@ -14,6 +14,7 @@ from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.errors import RCDError, one_of
 from rcd.models import checkpoint as ckpt
 from rcd.models.checkpoint import Checkpoint
+from rcd.models.experts import routers
 from rcd.models.pairing import check_pair
 from rcd.models.toy import toy
 from rcd.train.batches import Batches
@@ -48,6 +49,8 @@ class Stage:
                 path = found(config.reference, home)
                 second = ckpt.load(path, device=device, block_length=config.block_length)
                 check_pair(checkpoint, second)
+        if config.router_balance and not any(routers(checkpoint.model.backbone)):
+            raise RCDError(f"router_balance is for models with experts, and {config.model} has none; leave it out.")
         if checkpoint.tokenizer is None:
             raise RCDError(f"{config.model} has no tokenizer, and training texts need one.")
         eos = checkpoint.model.settings.eos_token_ids

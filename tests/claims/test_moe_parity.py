@@ -19,7 +19,9 @@ EOT, EOS = 94, 95
 @pytest.fixture(scope="module")
 def originals() -> dict[str, rcd.Pipeline]:
     ends = {"llada2_moe": [EOS], "sdar_moe": [EOT, EOS]}
-    return {f: rcd.load(FIXTURES / f / "model", device="cpu", eos_token_ids=ends[f], mask_token_id=93) for f in FAMILIES}
+    return {
+        f: rcd.load(FIXTURES / f / "model", device="cpu", eos_token_ids=ends[f], mask_token_id=93) for f in FAMILIES
+    }
 
 
 @pytest.mark.parametrize(("key", "block"), [("logits", 4), ("logits_block8", 8)])

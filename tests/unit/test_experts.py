@@ -145,11 +145,12 @@ def test_routers_and_products_equal_the_stock_ones(family: str) -> None:
         )
 
 
-def test_products_have_the_stock_ones_gradients() -> None:
-    experts = stock("sdar_moe").double().layers[0].mlp.experts
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["grouped", "one by one"])
+def test_products_have_the_stock_ones_gradients(dtype: torch.dtype) -> None:
+    experts = stock("sdar_moe").to(dtype).layers[0].mlp.experts
     generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(9, 64, generator=generator, dtype=torch.float64, requires_grad=True)
-    weights = torch.rand(9, 2, generator=generator, dtype=torch.float64, requires_grad=True)
+    hidden = torch.randn(9, 64, generator=generator).to(dtype).requires_grad_()
+    weights = torch.rand(9, 2, generator=generator).to(dtype).requires_grad_()
     chosen = torch.stack([torch.randperm(7, generator=generator)[:2] for _ in range(9)])  # the last expert has no token
     leaves = (hidden, weights, experts.gate_up_proj, experts.down_proj)
     ours, theirs = (
@@ -157,7 +158,29 @@ def test_products_have_the_stock_ones_gradients() -> None:
         for product in (lambda *args: by_expert(experts, *args), experts)
     )
     for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, atol=1e-4 if dtype == torch.float32 else 1e-12, rtol=1e-5)
+
+
+def test_products_of_any_width_are_computed() -> None:
+    """Torch's grouped products want rows of 16 bytes."""
+    narrow = toy("sdar_moe", width=36, heads=2).model
+    hidden = torch.randn(3, 36, generator=torch.Generator().manual_seed(2))
+    experts: Any = narrow.backbone.layers[0].mlp.experts  # type: ignore[index, union-attr]
+    chosen, weights = torch.tensor([[0, 7], [3, 2], [0, 1]]), torch.full((3, 2), 0.5)
+    found = by_expert(experts.double(), hidden.double(), chosen, weights.double())
+    torch.testing.assert_close(by_expert(experts.float(), hidden, chosen, weights), found.float())
+
+
+def test_under_autocast_products_are_bf16_and_a_sigmoid_router_is_not() -> None:
+    layer: Any = toy("llada2_moe").model.backbone.layers[1]  # type: ignore[index]
+    hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(3))
+    plain = layer.mlp.gate(hidden)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, weights, chosen = layer.mlp.gate(hidden)
+        assert torch.equal(logits, plain[0]) and torch.equal(chosen, plain[2])
+        half = by_expert(layer.mlp.experts, hidden, chosen, weights)
+    whole = by_expert(layer.mlp.experts, hidden, chosen, weights)
+    assert 0 < float((half - whole).abs().max()) < 0.05 * float(whole.abs().max())
 
 
 def test_every_router_of_a_model_is_ours_and_computes_in_fp64_where_the_model_does() -> None:
