@@ -14,14 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rcd import scoring
-from rcd.asking import check_call, is_single, row_seeds, stop_tokens
+from rcd import blanks, scoring
+from rcd.asking import check_call, is_single, keywords, row_seeds, stop_tokens, with_settings
 from rcd.carry.base import Carry, describe
 from rcd.data.examples import prompt_ids
 from rcd.decode import simple
 from rcd.decode.config import DecodeConfig, capacity_for
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Finished
+from rcd.decode.filling import split
 from rcd.decode.fused import misfit
 from rcd.decode.handle import Events, Handle, Sink, follow
 from rcd.decode.loop import DecodeLoop, Plan
@@ -41,6 +42,7 @@ from rcd.models.learnt import check_held
 from rcd.models.lm import DiffusionLM, ModelSettings
 from rcd.models.quantise import Quantisation
 from rcd.models.settings import RCDFile
+from rcd.streaming import check_streamer, streamed
 
 MOST_ROWS = 128
 """Requests that an engine serves together; more wait for a free row."""
@@ -49,6 +51,9 @@ LEAST_ROWS, LEAST_BYTES = 8, 2**29
 Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
 """A text, token ids, or chat messages ({"role": ..., "content": ...})."""
 Prompts = Prompt | Sequence[Prompt]
+Canvas = str | Sequence[int] | Tensor
+"""An answer's beginning with masks: a text with `[MASK]` or `[MASK:12]`, or token ids."""
+Canvases = Canvas | Sequence[Canvas | None] | None
 Configs = DecodeConfig | Sequence[DecodeConfig] | None
 Probe = Callable[[Look], None]
 
@@ -102,17 +107,27 @@ class Pipeline:
             raise RCDError("stop strings are texts, and this checkpoint has no tokenizer; take stop_ids.")
         return resolved
 
+    @keywords
     def generate(
-        self, prompts: Prompts, config: Configs = None, *, reference: Pipeline | None = None,
-        generator: torch.Generator | None = None, seeds: Sequence[int] | None = None, chat: bool | None = None,
-        probe: Probe | None = None,
+        self, prompts: Prompts | None = None, config: Configs = None, *, canvas: Canvases = None,
+        reference: Pipeline | None = None, generator: torch.Generator | None = None, seeds: Sequence[int] | None = None,
+        chat: bool | None = None, probe: Probe | None = None, streamer: Any = None, **settings: Any,
     ) -> Output:  # fmt: skip
-        """Decode to the end. `config`: one for all, or one for every prompt. `seeds` (one a row), else `generator`,
-        else the configuration's seed seed the rows' own draws; `chat` wraps plain texts in the tokenizer's chat
-        template (None: when it has one). `probe` is shown every step (`rcd.decode.probe`)."""
+        """Decode to the end: a text, token ids, chat messages, or several of them.
+
+        `config`: one DecodeConfig for all, or one for every prompt; its settings may stand here as well, such as
+        `threshold=0.9`. `canvas`: the answer's beginning with masks, for all prompts or one for each; without prompts,
+        a canvas that begins with words is both. `seeds` (one a row), else `generator`, else the configuration's seed
+        seed the rows' own draws; `chat` wraps plain texts in the tokenizer's chat template (None: when it has one).
+        `probe` is shown every step (`rcd.decode.probe`). `streamer` is one of transformers', for one prompt."""
         began, results, failed = time.perf_counter(), dict[int, Generation](), list[Failed]()
-        rows = self.encode(prompts, chat)
-        for event in self._events(rows, config, reference, generator, seeds, probe=probe):
+        rows, canvases = self._asked(prompts, chat, canvas)
+        given: Any = dict(probe=probe, watch=streamer is not None)
+        events = self._events(rows, canvases, with_settings(config, settings), reference, generator, seeds, **given)
+        if streamer is not None:
+            check_streamer(streamer, len(rows))
+            events = streamed(events, rows[0], streamer)
+        for event in events:
             if isinstance(event, Finished):
                 results[event.row] = self.generation(event, event.at - began)
             elif isinstance(event, Failed):
@@ -122,13 +137,19 @@ class Pipeline:
             raise RCDError(f"prompt {first.row}: {first.message}" if len(rows) > 1 else first.message) from first.cause
         return Output([results[row] for row in range(len(rows))])
 
+    __call__ = generate
+
+    @keywords
     def stream(
-        self, prompts: Prompts, config: Configs = None, *, reference: Pipeline | None = None,
-        generator: torch.Generator | None = None, seeds: Sequence[int] | None = None, chat: bool | None = None,
+        self, prompts: Prompts | None = None, config: Configs = None, *, canvas: Canvases = None,
+        reference: Pipeline | None = None, generator: torch.Generator | None = None, seeds: Sequence[int] | None = None,
+        chat: bool | None = None, **settings: Any,
     ) -> Iterator[Event]:  # fmt: skip
         """The events of decoding: a Step after every denoising step of a prompt, a Finished or a Failed at its end.
-        Closing the iterator cancels what is not done."""
-        yield from self._events(self.encode(prompts, chat), config, reference, generator, seeds, watch=True)
+        Closing the iterator cancels what is not done. The arguments are those of `generate`."""
+        rows, canvases = self._asked(prompts, chat, canvas)
+        config = with_settings(config, settings)
+        yield from self._events(rows, canvases, config, reference, generator, seeds, watch=True)
 
     def score(
         self, prompt: Prompt, continuation: str | Sequence[int] | Tensor, config: ScoreConfig | None = None, *,
@@ -140,21 +161,24 @@ class Pipeline:
             raise RCDError(f"a configuration of likelihoods is a ScoreConfig, not a {type(config).__name__}.")
         return scoring.score(self, *scoring.pair(self, prompt, continuation, chat), config or ScoreConfig())
 
+    @keywords
     def submit(
-        self, prompt: Sequence[int], config: DecodeConfig | None = None, *, reference: Pipeline | None = None,
-        watch: bool = False, row: int = 0, wait: bool = False, rows: int = 1, events: Sink | None = None,
-        probe: Probe | None = None,
+        self, prompt: Sequence[int], config: DecodeConfig | None = None, *, canvas: Sequence[int] = (),
+        reference: Pipeline | None = None, watch: bool = False, row: int = 0, wait: bool = False, rows: int = 1,
+        events: Sink | None = None, probe: Probe | None = None, **settings: Any,
     ) -> Handle:  # fmt: skip
         """Queue one prompt, as token ids, and return at once: the handle has its events, its result and a way to cancel
-        it. A full queue refuses, or with `wait` is waited for. `rows`: how many requests are to come. `events` hears
-        what the handle would tell."""
+        it. A full queue refuses, or with `wait` is waited for. `canvas`: token ids, as `canvas_ids` makes them. `rows`:
+        how many requests are to come. `events` hears what the handle would tell."""
         if not isinstance(prompt, Sequence):
             raise RCDError(f"submit takes a list of token ids, not a {type(prompt).__name__}; `encode` makes one.")
-        resolved = self.resolve(config, len(prompt))
+        filled = blanks.token_ids(canvas)
+        resolved = self._resolved(with_settings(config, settings), filled, len(prompt))
         if resolved.oracle:
             raise RCDError("oracle=True decodes in `generate` and `stream`; leave it out of `submit`.")
-        check_call(self, reference, [list(prompt)], [resolved], probe)
-        request = Request(list(prompt), replace(resolved.request, **self._stops(resolved)), row, watch, probe)
+        check_call(self, reference, [list(prompt)], [resolved], probe, [filled])
+        settled = replace(resolved.request, **self._stops(resolved))
+        request = Request(list(prompt), settled, row, watch, probe, filled)
         engine = resolved.engine(self.settings)
         grid = resolved.rounding(self.settings)[1]
         needed = -(-(len(prompt) + -(-resolved.new_tokens // grid) * grid) // engine.grid(self.settings))
@@ -174,43 +198,87 @@ class Pipeline:
         places, least = min(max(rows, LEAST_ROWS if small else 1), MOST_ROWS), min(rows, MOST_ROWS)
         return self.loop.submit(request, Plan(key, needed, places, least, size, make), wait=wait, events=events)
 
+    def _asked(
+        self, prompts: Prompts | None, chat: bool | None, canvas: Canvases
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """(every prompt, its canvas). A prompt with masks ends before the first, and its canvas begins there."""
+        mask = self.settings.mask_token_id
+        if prompts is None:
+            if canvas is None:
+                raise RCDError("there is no prompt; give one, or a canvas that begins with words.")
+            single = isinstance(canvas, str) or is_single(canvas)
+            both = [split(self.canvas_ids(one), mask) for one in blanks.each(canvas, 1 if single else len(canvas))]
+            return [prompt for prompt, _ in both], [rest for _, rest in both]
+        rows = self.encode(prompts, chat)
+        canvases = [[] if one is None else self.canvas_ids(one) for one in blanks.each(canvas, len(rows))]
+        for number, row in enumerate(rows):
+            if mask in row and not canvases[number]:
+                rows[number], canvases[number] = split(row, mask)
+        return rows, canvases
+
+    def canvas_ids(self, canvas: Canvas) -> list[int]:
+        """A canvas as token ids, for `submit`."""
+        if not isinstance(canvas, str):
+            return blanks.token_ids(canvas)
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise RCDError("this checkpoint has no tokenizer; give the canvas as token ids.")
+
+        def encode(words: str) -> list[int]:
+            return list(tokenizer(words, add_special_tokens=False)["input_ids"])
+
+        try:
+            with self._words:
+                return blanks.read(canvas, encode, self.settings.mask_token_id)
+        except TypeError as error:
+            raise RCDError("the canvas holds characters that are no Unicode text (lone surrogates?).") from error
+
+    def _resolved(self, config: DecodeConfig | None, canvas: Sequence[int], longest_prompt: int) -> DecodeConfig:
+        """With a canvas, the answer is as long as it is, where nothing else is said."""
+        if canvas and (config is None or (isinstance(config, DecodeConfig) and config.max_new_tokens is None)):
+            config = replace(config or DecodeConfig(), max_new_tokens=len(canvas))
+        return self.resolve(config, longest_prompt)
+
     def _events(
-        self, rows: list[list[int]], config: Configs, reference: Pipeline | None, generator: torch.Generator | None,
-        seeds: Sequence[int] | None, watch: bool = False, probe: Probe | None = None,
+        self, rows: list[list[int]], canvases: list[list[int]], config: Configs, reference: Pipeline | None,
+        generator: torch.Generator | None, seeds: Sequence[int] | None, watch: bool = False, probe: Probe | None = None,
     ) -> Iterator[Event]:  # fmt: skip
         if isinstance(config, Sequence):
             if len(config) != len(rows):
                 raise RCDError(f"{len(rows)} prompts need {len(rows)} configurations, not {len(config)}.")
-            chosen = [self.resolve(one, len(row)) for one, row in zip(config, rows, strict=True)]
+            given = zip(config, canvases, rows, strict=True)
+            chosen = [self._resolved(one, canvas, len(row)) for one, canvas, row in given]
             if seeds is None and generator is None:
                 seeds = [one.seed for one in chosen]
         else:
-            chosen = [self.resolve(config, max(map(len, rows), default=0))] * len(rows)
+            longest = max(map(len, rows), default=0)
+            of_length = {len(canvas): self._resolved(config, canvas, longest) for canvas in canvases or [[]]}
+            chosen = [of_length[len(canvas)] for canvas in canvases]
         own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, seeds)
-        check_call(self, reference, rows, chosen, probe)
+        check_call(self, reference, rows, chosen, probe, canvases)
         chosen = [replace(one, seed=seed) for one, seed in zip(chosen, own, strict=True)]
         if any(one.oracle for one in chosen):
-            yield from self._plainly(rows, chosen, reference)
+            yield from self._plainly(rows, canvases, chosen, reference)
             return
         events: Events = queue.SimpleQueue()
         handles: list[Handle] = []
         try:
-            for number, (row, one) in enumerate(zip(rows, chosen, strict=True)):
-                given: Any = dict(reference=reference, watch=watch, wait=True, rows=len(rows), probe=probe)
-                handles.append(self.submit(row, one, row=number, events=events, **given))
+            for number, (row, canvas, one) in enumerate(zip(rows, canvases, chosen, strict=True)):
+                more: Any = dict(reference=reference, watch=watch, wait=True, rows=len(rows), probe=probe)
+                handles.append(self.submit(row, one, row=number, events=events, canvas=canvas, **more))
             yield from follow(handles, events)
         finally:
             for handle in handles:
                 handle.cancel()
 
     def _plainly(
-        self, rows: list[list[int]], configs: list[DecodeConfig], reference: Pipeline | None
+        self, rows: list[list[int]], canvases: list[list[int]], configs: list[DecodeConfig], reference: Pipeline | None
     ) -> Iterator[Event]:
         """One prompt after another, by the oracle."""
         second = None if reference is None else reference.model
-        for number, (row, one) in enumerate(zip(rows, configs, strict=True)):
-            one = replace(one, **self._stops(one))
-            yield from simple.decode(self.model, row, one, reference=second, row=number, text=self.decode)
+        for number, (row, canvas, one) in enumerate(zip(rows, canvases, configs, strict=True)):
+            one, more = replace(one, **self._stops(one)), dict[str, Any](text=self.decode, canvas=canvas)
+            yield from simple.decode(self.model, row, one, reference=second, row=number, **more)
 
     def _stops(self, config: DecodeConfig) -> dict[str, Any]:
         """A stop string that is a special token, which no text shows, ends the answer as a token."""
@@ -240,7 +308,11 @@ class Pipeline:
             raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids (--ids).")
         try:
             with self._words:
-                return prompt_ids([prompt], self.tokenizer, chat)[0]
+                ids = prompt_ids([prompt], self.tokenizer, chat)[0]
+            wrapped = bool(getattr(self.tokenizer, "chat_template", None)) if chat is None else chat
+            if self.settings.mask_token_id in ids and (wrapped or not isinstance(prompt, str)):
+                raise RCDError("a chat holds the mask; take it out, or give the answer's masks as the canvas.")
+            return ids
         except TypeError as error:  # the tokenizer's own word for text that is no Unicode
             raise RCDError("the prompt holds characters that are no Unicode text (lone surrogates?).") from error
 
@@ -262,7 +334,7 @@ class Pipeline:
         text = event.text
         if text is None:
             text = self.decode(event.ids if event.stop_reason == "length" else event.ids[:-1])
-        return Generation(text, event.ids, event.stop_reason, event.counts, seconds, event.logprobs)
+        return Generation(text, event.ids, event.stop_reason, event.counts, seconds, event.logprobs, event.given)
 
     def save(
         self, folder: str | Path, *, carry: Carry | None = None, overwrite: bool = False, max_shard_size: str = "5GB",

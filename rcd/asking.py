@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from rcd.decode.config import DecodeConfig
+from rcd.decode.filling import check_canvas
 from rcd.decode.stopping import check_prompts
 from rcd.errors import RCDError
 from rcd.models.pairing import check_pair
+from rcd.settings import described, entries, unknown_setting
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
+
+T = TypeVar("T")
+SETTINGS = frozenset(field.name for field in fields(DecodeConfig))
 
 
 def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Sequence[int] | None = None) -> list[int]:
@@ -34,9 +40,42 @@ def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Se
     return list(seeds)
 
 
+def with_settings(config: Any, given: Mapping[str, Any]) -> Any:
+    """A call's configuration (or those of its prompts) with the settings that stand beside it."""
+    if not given:
+        return config
+    if isinstance(config, Sequence):
+        return [with_settings(one, given) for one in config]
+    if config is not None and not isinstance(config, DecodeConfig):
+        return config  # refused where it is resolved
+    plain = DecodeConfig()
+    for name, value in given.items():
+        if name not in SETTINGS:
+            raise unknown_setting(DecodeConfig, name, "decoding")
+        if config is not None and getattr(config, name) != getattr(plain, name):
+            old = getattr(config, name)
+            raise RCDError(f"{name} stands in the configuration ({old!r}) and beside it ({value!r}); give it once.")
+    return replace(config or plain, **given)
+
+
+def keywords(method: Callable[..., T]) -> Callable[..., T]:
+    """A method whose `**settings` are those of decoding: its signature names them, and its help tells what they are."""
+    own = inspect.signature(method)
+    fixed = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+    kind, found = inspect.Parameter.KEYWORD_ONLY, entries(DecodeConfig)
+    named = [
+        inspect.Parameter(one.name, kind, default=one.default, annotation=one.type | None if one.optional else one.type)
+        for one in found
+    ]
+    method.__signature__ = own.replace(parameters=[*fixed, *named])  # type: ignore[attr-defined]
+    method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\nSettings of decoding:\n{described(DecodeConfig)}"
+    return method
+
+
 def check_call(
-    target: Pipeline, reference: Pipeline | None, prompts: list[list[int]], configs: Sequence[DecodeConfig], probe: Any
-) -> None:
+    target: Pipeline, reference: Pipeline | None, prompts: list[list[int]], configs: Sequence[DecodeConfig], probe: Any,
+    canvases: Sequence[Sequence[int]],
+) -> None:  # fmt: skip
     """Refuse a call before any work: every prompt is checked by its own configuration, all that are alike at once."""
     if reference is not None and not isinstance(reference, type(target)):
         raise RCDError(f"the reference is a Pipeline, such as rcd.load gives, not a {type(reference).__name__}.")
@@ -56,6 +95,21 @@ def check_call(
         if refers and reference is not None:
             check_reference(target, reference, some, configs[numbers[0]], called)
         check_prompts(some, target.settings, new_tokens, rounding[0], rounding[1], numbers=called)
+    for number, (canvas, config) in enumerate(zip(canvases, configs, strict=True)):
+        ends = (*target.settings.eos_token_ids, *config.stop_ids)
+        which = f"prompt {number}" if len(prompts) > 1 else ""
+        check_canvas(canvas, config.new_tokens, target.settings, ends, which)
+        if canvas and reference is not None and config.travelling.needs_reference:
+            check_reference_reads(target, reference, canvas)
+
+
+def check_reference_reads(target: Pipeline, reference: Pipeline, canvas: Sequence[int]) -> None:
+    """Whether the reference knows the tokens that a canvas gives."""
+    ours, theirs = target.settings, reference.settings
+    bad = next((one for one in canvas if one != ours.mask_token_id and one == theirs.mask_token_id), None)
+    bad = next((one for one in canvas if one >= theirs.vocab_size and one != ours.mask_token_id), bad)
+    if bad is not None:
+        raise RCDError(f"the canvas gives the token {bad}, which the reference cannot read; take it out.")
 
 
 def stop_tokens(config: DecodeConfig, tokenizer: Any, mask: int) -> tuple[int, ...]:

@@ -27,6 +27,8 @@ class Generation(Counted):
     """From the call to the moment at which this answer was complete."""
     logprobs: tuple[TokenLogprob, ...] | None = None
     """Of every token, if they were asked for."""
+    given: int = 0
+    """Of `ids`, those that the canvas gave."""
 
     def to_dict(self, text: Callable[[int], str | None] | None = None) -> dict[str, Any]:
         """The object that `rcd generate --json` prints; `text` shows single tokens, those of `logprobs`."""
@@ -47,6 +49,8 @@ class Generation(Counted):
             written = {} if text is None else {"text": text(token)}
             return {"token": token, **written, "logprob": None if math.isnan(logprob) else logprob}
 
+        if self.given:
+            found["given"] = self.given
         if self.logprobs is not None:
             found["logprobs"] = [
                 {**shown(one.token, one.logprob), "best": [shown(*pair) for pair in one.best]} for one in self.logprobs

@@ -285,6 +285,17 @@ def entries(cls: Any) -> list[Entry]:
     return found
 
 
+def described(cls: Any, indent: str = "    ") -> str:
+    """Every setting with its default, what it must be and what it means, as `help` shows it."""
+    lines = []
+    for entry in entries(cls):
+        must = f"one of {', '.join(map(repr, entry.choices))}" if entry.choices is not None else entry.bounds
+        default = "" if entry.default is dataclasses.MISSING else f", by default {entry.default!r}"
+        lines.append(f"{indent}{entry.name}: {must}{default}")
+        lines += textwrap.wrap(entry.help, 100, initial_indent=2 * indent, subsequent_indent=2 * indent)
+    return "\n".join(lines)
+
+
 def _bound(info: Any, name: str) -> float | None:
     return next((getattr(one, name) for one in info.metadata if getattr(one, name, None) is not None), None)
 

@@ -8,29 +8,34 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from rcd.decode.events import Counts, Finished, Logprobs, TokenLogprob
+from rcd.decode.filling import Filling
 from rcd.decode.request_settings import RequestSettings
 from rcd.decode.stopping import cut
 
 OVERLAP = 320
 """Tokens before those that are new in which a stop string may begin: more than its longest has characters."""
+NOTHING = Filling()
 Text = Callable[[Sequence[int]], str]
 
 
-def found_stop(text: str, stops: tuple[str, ...]) -> int | None:
-    """Where the first stop string begins."""
-    return min((text.find(stop) for stop in stops if stop in text), default=None)
+def found_stop(text: str, stops: tuple[str, ...], begin: int = 0) -> int | None:
+    """Where the first stop string begins, from `begin` on."""
+    return min((at for stop in stops if (at := text.find(stop, begin)) >= 0), default=None)
 
 
 class Answer:
     """`text` makes token ids a text; None: the answer has none, and no stop string is looked for."""
 
-    def __init__(self, row: int, settings: RequestSettings, eos: Sequence[int], text: Text | None):
-        self.row, self.settings, self.eos, self.text = row, settings, tuple(eos), text
+    def __init__(
+        self, row: int, settings: RequestSettings, eos: Sequence[int], text: Text | None, filling: Filling = NOTHING
+    ):
+        self.row, self.settings, self.eos, self.text, self.filling = row, settings, tuple(eos), text, filling
         self.ends = {*eos, *settings.stop_ids}
         self.reused = 0
         """Prompt tokens that did not have to be read."""
         self.ids: list[int] = []
         """Up to the first mask."""
+        self.filling.settled(self.ids)
         self._logprobs: dict[int, TokenLogprob] = {}
         self._searched = 0
 
@@ -41,27 +46,30 @@ class Answer:
         first = open_.index(True) if True in open_ else len(open_)
         if offset <= len(self.ids):
             self.ids[max(0, offset) :] = ids[max(0, -offset) : first]
+            self.filling.settled(self.ids)
         if told is not None:
             for j in committed.nonzero().flatten().tolist():
                 if offset + j >= 0:
                     best = tuple(zip(told.best_ids[j].tolist(), told.best[j].tolist(), strict=True))
                     self._logprobs[offset + j] = TokenLogprob(ids[j], float(told.token[j]), best)
-        settled = next((k + 1 for k, token in enumerate(self.ids) if token in self.ends), len(self.ids))
+        behind = enumerate(self.ids[self.filling.last :], self.filling.last)
+        settled = next((k + 1 for k, token in behind if token in self.ends), len(self.ids))
         return min(settled, self.settings.new_tokens)
 
     @property
     def stopped(self) -> bool:
-        """Whether the text up to the first mask holds a stop string; one behind an end token is none."""
-        ids = self.ids[: self.settings.new_tokens]
-        if self.text is None or not self.settings.stop or len(ids) <= self._searched or self.ends & set(ids):
+        """Whether the text up to the first mask holds a stop string; one behind an end token is none, nor one that
+        begins before the last given token."""
+        ids, first = self.ids[: self.settings.new_tokens], self.filling.last
+        if self.text is None or not self.settings.stop or len(ids) <= self._searched or self.ends & set(ids[first:]):
             return False
-        recent = self.text(ids[max(0, self._searched - OVERLAP) :])
+        recent = self.text(ids[max(first + bool(self.filling), self._searched - OVERLAP) :])
         self._searched = len(ids)
         return found_stop(recent, self.settings.stop) is not None
 
     def ended(self, new_ids: list[int], counts: Counts) -> Finished:
         """When no mask that matters is left of the new tokens."""
-        ids, reason = cut(new_ids, self.eos, self.settings.stop_ids, self.settings.new_tokens)
+        ids, reason = cut(new_ids, self.eos, self.settings.stop_ids, self.settings.new_tokens, self.filling.last)
         return self._finished(ids, reason, counts)
 
     def cut(self, counts: Counts) -> Finished:
@@ -73,10 +81,12 @@ class Answer:
         text, logprobs = None, None
         if self.text is not None:
             text = self.text(ids[:-1] if ids and ids[-1] in self.ends else ids)
-            at = found_stop(text, self.settings.stop)
+            told = len(self.text(ids[: self.filling.last + 1])) if self.filling and self.settings.stop else 0
+            at = found_stop(text, self.settings.stop, told)
             if at is not None:
                 text, reason = text[:at], "stop"
         if self.settings.logprobs is not None:
             nothing = float("nan")
             logprobs = tuple(self._logprobs.get(k, TokenLogprob(token, nothing)) for k, token in enumerate(ids))
-        return Finished(self.row, ids, reason, counts, text, logprobs, time.perf_counter(), self.reused)
+        given = self.filling.given(len(ids))
+        return Finished(self.row, ids, reason, counts, text, logprobs, time.perf_counter(), self.reused, given)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rcd.carry.base import CarryState, places
 from rcd.decode.config import rounded
+from rcd.decode.filling import Filling, Piece, Segment
 from rcd.decode.flight import another, decoded_share, least, prefill_piece
 from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Pass, Region, Rows, broken, finish, hand_on, move, picked, report, write
@@ -61,16 +62,24 @@ class Blocks(Window):
     def span(self, prompt: int, new: int) -> int:
         return self.needs(prompt, new) - prompt
 
-    def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
-        first = self.origin(prompt)
-        return {"start": first, "ahead": 1}, {"masks": first + self.terms.b - prompt, "ahead": min(2, self.states)}
+    def segments(self, prompt: int, new: int, filling: Filling) -> Iterator[Segment]:
+        """Blocks that are given whole are no step's, but read like a prompt when all before them is decided."""
+        return filling.segments(prompt, self.origin(prompt), self.terms.b, new)
 
-    def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
-        """What stands before the first decoded block. LLaDA's prompt is one block, and one pass."""
-        end = self.origin(prompt)
-        unit = self.terms.b if self.terms.model.attention == "block_causal" else end
-        for start in range(0, end, prefill_piece(unit) if end else 1):
-            yield start, min(start + prefill_piece(unit), end), unit
+    def begin(self, prompt: int, new: int, segment: Segment, filling: Filling) -> tuple[dict[str, int], dict[str, int]]:
+        end = segment.start + self.terms.b - prompt
+        masks = filling.masks(segment.start - prompt, end) if filling else min(self.terms.b, end)
+        own = {"start": segment.start, "until": segment.until, "ahead": 1, "pending": 0, "referred": 0}
+        return own, {"masks": masks, "ahead": min(2, self.states)}
+
+    def prefill(self, prompt: int, begin: int, end: int) -> Iterator[Piece]:
+        """LLaDA's prompt is one block, and one pass."""
+        base = 0 if self.terms.model.attention == "block_causal" else self.origin(prompt)
+        if begin < base:
+            yield Piece(0, base, base)
+        size = prefill_piece(self.terms.b)
+        for start in range(max(begin, base), end, size):
+            yield Piece(start, min(start + size, end), self.terms.b, base)
 
     def size(self, serving: Sequence[Serving], rows: int, rate: float) -> Size:
         """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
@@ -162,7 +171,8 @@ class Blocks(Window):
         first = (there & ~flying).long().cumprod(-1).sum(-1)
         left = masks.gather(1, first.clamp_max(self.states - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)
-        ended = rows.ended | (is_end(ids, rows.ends) & made.seen.output).any(-1)
+        ends = (is_end(ids, rows.ends) & made.seen.ending).unflatten(1, (self.states, -1)).any(-1)
+        ended = rows.ended | (ends & there).any(-1)
         more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
         share = self._share(rows, made.seen, masks).gather(1, last).squeeze(1)
         ahead = rows.ahead - first
@@ -227,14 +237,14 @@ class Blocks(Window):
 
     def _more(self, rows: Rows, ended: Tensor) -> Tensor:
         """[R + 1] whether blocks are to come: some of the answer is behind those added, and no end token was seen."""
-        return (rows.start + rows.ahead * self.terms.b < rows.limit) & ~ended
+        return (rows.start + rows.ahead * self.terms.b < rows.until) & ~ended
 
     def _share(self, rows: Rows, seen: Region, left: Tensor) -> Tensor:
         """[R + 1, W] the decoded part of each block's masks; nobody waits for that of a block alone in flight."""
         if self.states == 1:
             return torch.ones_like(left)
         total = seen.output if self.terms.early else seen.position >= rows.prompt[:, None]
-        return decoded_share(self._left(total), left)
+        return decoded_share(self._left(total & ~seen.given(rows)), left)
 
     def _steps(self, rows: Rows) -> Tensor:
         """[R + 1, W] each block's steps."""

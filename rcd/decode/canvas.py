@@ -11,7 +11,7 @@ Shapes: as in `rcd.decode.rows`; J blocks of the longest answer, A rows that a p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rcd.carry.base import CarryState, places
 from rcd.decode.config import CACHED, canvas_length, rounded
+from rcd.decode.filling import Filling, Segment
 from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Pass, Region, Rows, broken, chosen, finish, hand_on, in_blocks, move, picked, report, write
 from rcd.decode.slots import Slots
@@ -94,9 +95,16 @@ class Canvas(Window):
         """Where no bit may depend on the batch, rows go together that are equally long to the last position."""
         return needed if self.terms.config.batch_invariant else canvas_length(needed)
 
-    def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
-        known = {"masks": self.terms.b, "ahead": -(-new // self.terms.b), "due": 1}
-        return {"start": prompt, "ahead": 1, "pending": 1}, known
+    def segments(self, prompt: int, new: int, filling: Filling) -> Iterator[Segment]:
+        """One: the leftmost block with a mask is where decoding begins."""
+        first = filling.ids.index(filling.mask) if filling else 0
+        yield Segment(0, prompt + first // self.terms.b * self.terms.b, prompt + new)
+
+    def begin(self, prompt: int, new: int, segment: Segment, filling: Filling) -> tuple[dict[str, int], dict[str, int]]:
+        start = segment.start - prompt
+        masks = filling.masks(start, start + self.terms.b) if filling else min(self.terms.b, new)
+        known = {"masks": masks, "ahead": -(-(new - start) // self.terms.b), "due": 1}
+        return {"start": segment.start, "ahead": 1, "pending": 1, "total": masks}, known
 
     def must_wait(self, serving: Mapping[int, Serving], rate: float) -> bool:
         """Whether a row may have become due in a step that is still unheard of. What comes next is then another kind of
@@ -161,7 +169,7 @@ class Canvas(Window):
         masked = picked(seen.masked, row_P, block_P, terms.b)
         inject = places(terms.carry, masked) & picked(seen.output, row_P, block_P, terms.b) & scope[:, None]
         state = self._state(rows, row_P, block_P, here)
-        total, steps = (rows.limit - rows.start)[row_P].clamp(1, terms.b), rows.steps[row_P]
+        total, steps = rows.total[row_P].clamp_min(1), rows.steps[row_P]
         steps = torch.where(steps > 0, steps, total)
         ids, slots = self._slots(rows, row, row_P, block_P, length, count)
         candidates = self.candidates(rows, seen, row_P, block_P) & here[:, None]
@@ -201,15 +209,16 @@ class Canvas(Window):
         the report."""
         terms, took = self.terms, made.took
         _, masked, needed = write(rows, made, outcome, terms)
-        open_ = needed.unflatten(1, (self.most, -1)).any(-1)
-        first = torch.where(open_, torch.arange(self.most, device=took.device), self.most).amin(-1)
+        open_ = needed.unflatten(1, (self.most, -1)).sum(-1)
+        first = torch.where(open_ > 0, torch.arange(self.most, device=took.device), self.most).amin(-1)
         moved, block = first != self._current(rows), first.clamp_max(self.most - 1)
         hand_on(rows, made, outcome, took[made.row] & (self.carried | ~moved[made.row]))
         step = rows.step[rows.number * self.states + (block if self.carried else 0)]
         due = moved | (step % self.every == 0) if self.every is not None else moved
         finish(rows, made, first == self.most, broken(rows, made, outcome))
         fresh = moved & (terms.starts and not self.carried)
-        move(rows, took, start=rows.prompt + block * terms.b, pending=due.long(), fresh=fresh)
+        total = torch.where(moved, open_.gather(1, block[:, None]).squeeze(1), rows.total)
+        move(rows, took, start=rows.prompt + block * terms.b, pending=due.long(), fresh=fresh, total=total)
         left = masked.unflatten(1, (self.most, -1)).sum(-1).gather(1, block[:, None]).squeeze(1)
         return report(
             rows, due=rows.pending, ahead=self._left(rows), masks=left, step=step, flying=torch.ones_like(left)

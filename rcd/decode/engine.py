@@ -21,6 +21,7 @@ from rcd.decode import reporting
 from rcd.decode.answers import Answer, Text
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Event, Failed
+from rcd.decode.filling import Filling, check_canvas
 from rcd.decode.guidance import Guided, Unconditional
 from rcd.decode.model import SlotModel
 from rcd.decode.prefixes import Prefixes
@@ -119,8 +120,9 @@ class Engine:
         """Give the request a free row; or say why not."""
         try:
             prompt = list(request.prompt) if isinstance(request.prompt, Iterable) else [request.prompt]
-            new = request.settings.new_tokens
+            new, ends = request.settings.new_tokens, [*self.model.settings.eos_token_ids, *request.settings.stop_ids]
             check_prompts([prompt], self.model.settings, new, *self.config.rounding(self.model.settings))
+            check_canvas(request.canvas, new, self.model.settings, ends)
             total = self.window.needs(len(prompt), new)
             if total > self.capacity:
                 raise RCDError(
@@ -138,10 +140,14 @@ class Engine:
     def _enter(self, row: int, request: Request, prompt: list[int], total: int) -> None:
         """Write the request into its row."""
         settings, model, length, starts = request.settings, self.model, len(prompt), self.window.terms.starts
-        own, known = self.window.begin(length, settings.new_tokens)
+        ends, mask = [*model.settings.eos_token_ids, *settings.stop_ids], model.settings.mask_token_id
+        new = settings.new_tokens
+        filling = Filling.of(request.canvas, new, mask, ends, self.window.terms.early)
+        segment, *later = self.window.segments(length, new, filling)
+        own, known = self.window.begin(length, new, segment, filling)
         self.rows.enter(
-            row, sent(prompt, model.device), [*model.settings.eos_token_ids, *settings.stop_ids],
-            model.settings.mask_token_id, prompt=length, limit=length + settings.new_tokens, serial=-1, fresh=starts,
+            row, sent([*prompt, *filling.ids], model.device), ends, mask, prompt=length, limit=length + new,
+            closing=length + filling.last, serial=-1, fresh=starts,
             seed=signed(settings.seed), steps=settings.num_inference_steps or 0, scale=settings.residual_scale,
             **{name: getattr(settings, name) for name in (*FRACTIONS, "top_k") if name != "scale"},
             **own,
@@ -151,11 +157,27 @@ class Engine:
             place = model.device if model.device.type == "cuda" else torch.device("cpu")
             generator = torch.Generator(place).manual_seed(settings.seed)
         self.serving[row] = one = Serving(
-            request, next(self._serials), Answer(request.row, settings, model.settings.eos_token_ids, self.text),
-            prompt, RowReport(fresh=starts, **known), total, pieces=self.window.prefill(length), generator=generator,
+            request, next(self._serials),
+            Answer(request.row, settings, model.settings.eos_token_ids, self.text, filling),
+            prompt, RowReport(fresh=starts, **known), total, segments=later, generator=generator,
+            pieces=self.window.prefill(length, segment.read, segment.start),
         )  # fmt: skip
         if one.piece is None:
             self.prompts.begin(row, one)
+
+    def _resume(self, row: int, one: Serving) -> None:
+        """A row has come to blocks that are given: they are read, with the finished blocks before them, and it goes on
+        behind them. Steps that are in flight find it idle, and their reports, under the serial that it had, say nothing
+        of it."""
+        segment, length, rows = one.segments.pop(0), len(one.prompt), self.rows
+        own, known = self.window.begin(length, one.request.settings.new_tokens, segment, one.answer.filling)
+        behind = int(torch.maximum(rows.pending, rows.referred)[row]) * self.window.terms.b
+        first, *others = self.window.prefill(length, segment.read, segment.start)
+        stores = int(rows.stored[row]) + (self.config.window == "blockwise")  # its last block, for those behind it
+        rows.resume(row, **own, stored=stores, fresh=self.window.terms.starts)
+        one.serial = next(self._serials)
+        one.last = RowReport(denoised=one.last.denoised, stored=stores, fresh=self.window.terms.starts, **known)
+        one.read(iter([first._replace(start=first.start - behind), *others]))
 
     def drop(self, row: int, keep: bool = True) -> None:
         """Free a row at once; what is in flight for it is not heard. `keep`: its blocks may serve others."""
@@ -278,6 +300,9 @@ class Engine:
                 self._rate += 0.1 * ((before.masks - now.masks) / (now.denoised - before.denoised) - self._rate)
             one.last = now
             if now.active:
+                continue
+            if one.segments and not now.broken:
+                self._resume(row, one)
                 continue
             self.stats.idle += sum(row in later.rows for later in self._flying)
             events.append(reporting.finished(self, row, one))

@@ -109,11 +109,12 @@ class Counted:
 
     ids: list[int]
     counts: Counts
+    given: int
 
     @property
     def tokens(self) -> int:
-        """New tokens, the end token included; what a block holds behind it is not counted."""
-        return len(self.ids)
+        """New tokens, the end token included; what a block holds behind it is not counted, nor what a canvas gave."""
+        return len(self.ids) - self.given
 
     @property
     def denoising_steps(self) -> int:
@@ -153,6 +154,8 @@ class Finished(_OfARow, Counted):
     """When, by `time.perf_counter`."""
     reused: int = 0
     """Prompt tokens whose keys and values were there already."""
+    given: int = 0
+    """Of `ids`, those that the canvas gave."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,11 @@ def prefill_piece(unit: int) -> int:
     return max(1, PREFILL_TOKENS // unit) * unit
 
 
+def prefill_passes(tokens: int, unit: int) -> int:
+    """Of so many tokens, in whole blocks."""
+    return -(-tokens // prefill_piece(unit))
+
+
 def decoded_share(total: Tensor, left: Tensor) -> Tensor:
     """The part of a block's masks that is decoded; all of it where it had none."""
     return torch.where(total > 0, (total - left) / total.clamp_min(1), 1.0)

@@ -54,13 +54,13 @@ class PromptReader:
         """Read the next piece of a prompt; returns its tokens. The row takes steps when there is none left."""
         assert one.pieces is not None
         tokens = 0
-        if self.prefixes is not None and one.piece is not None and one.piece[0] == 0:
+        if self.prefixes is not None and one.piece is not None and one.piece.start == 0:
             self._reuse(self.prefixes, row, one)
         if one.piece is not None:
-            start, end, unit = one.piece
-            position = torch.arange(start, end, device=self.device)
-            seen = ((position // unit + 1) * unit).clamp_max(end).int()[None]
-            ids, at = sent(one.prompt[start:end], self.device)[None], sent([start], self.device).int()
+            start, end, unit, base = one.piece
+            position = torch.arange(start - base, end - base, device=self.device)
+            seen = ((position // unit + 1) * unit + base).clamp_max(end).int()[None]
+            ids, at = self.rows.text[row, start:end][None], sent([start], self.device).int()
             for model in self.models:
                 model.plain(ids, Slots(sent([row], self.device).int(), at, seen))
                 self.stats.prefills += 1
@@ -71,10 +71,11 @@ class PromptReader:
 
     def _reuse(self, prefixes: Prefixes, row: int, one: Serving) -> None:
         """Copy what is known of the prompt; a pass that is saved is counted as if it had run."""
-        pieces = [one.piece, *(one.pieces or ())]
-        unit, end = pieces[0][2], pieces[-1][1]
-        known = prefixes.copy((unit, self._weights), one.prompt[:end], unit, self.caches, row)
-        left = [(max(start, known), end, unit) for start, end, unit in pieces if end > known]
+        assert one.piece is not None
+        unit, pieces = one.piece.unit, [one.piece, *(one.pieces or ())]
+        end = max(piece.end for piece in pieces if piece.base == 0)
+        known = prefixes.copy((unit, self._weights), one.text[:end], unit, self.caches, row)
+        left = [piece._replace(start=max(piece.start, known)) for piece in pieces if piece.end > known]
         one.unit, one.answer.reused = unit, known
         one.prefills, one.pieces = len(pieces) - len(left), iter(left)
         one.piece = next(one.pieces, None)

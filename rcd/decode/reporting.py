@@ -126,8 +126,9 @@ def step_of(engine: Engine, trace: Trace, row: int, one: Serving, now: RowReport
         most = slice(settings.logprobs)
         best = Logprobs(trace.logprob[here].clone(), trace.best_ids[here][:, most], trace.best[here][:, most])
     final = one.answer.grow(offset, draft, masked, committed, best)
-    if engine.window.terms.revises and now.active:  # what an unfinished block holds may change
-        final = min(final, max(0, int(trace.settled[row]) - prompt))
+    if engine.window.terms.revises and (now.active or one.segments):  # what an unfinished block holds may change
+        unfinished = int(trace.settled[row]) if now.active else one.segments[0].start
+        final = min(final, max(0, unfinished - prompt))
     return Step(
         one.request.row, offset, now.denoised, final, draft, committed, revised, masked,
         confidence, trace.alpha[here].clone() if engine.rows.carry.alpha is not None else None, best,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rcd.decode.answers import Answer
+from rcd.decode.filling import Piece, Segment
 from rcd.decode.request_settings import RequestSettings
 from rcd.decode.terms import Features
 
@@ -29,6 +30,8 @@ class Request:
     """Whether a Step is wanted after every step."""
     probe: Callable[[Look], None] | None = None
     """What is shown every step of the request."""
+    canvas: Sequence[int] = ()
+    """The answer's first tokens, with masks: what is no mask is given."""
 
     def numbered(self, row: int) -> Request:
         """The same under another number; its probe is told its own."""
@@ -104,10 +107,12 @@ class Serving:
     prefills: int = 0
     starts: int = 0
     references: int = 0
-    pieces: Iterator[tuple[int, int, int]] | None = None
+    pieces: Iterator[Piece] | None = None
     """Of its prefill, those behind the next one; None when it takes steps."""
-    piece: tuple[int, int, int] | None = None
+    piece: Piece | None = None
     """The next one."""
+    segments: list[Segment] = field(default_factory=list)
+    """The parts of its text that are still to come."""
     unit: int = 0
     """Tokens of a block of its prompt, if what is stored of it may be another's."""
     generator: Any = None
@@ -119,4 +124,13 @@ class Serving:
 
     def __post_init__(self) -> None:
         if self.pieces is not None:
-            self.piece = next(self.pieces, None)
+            self.read(self.pieces)
+
+    def read(self, pieces: Iterator[Piece]) -> None:
+        """Read these before the next step."""
+        self.pieces, self.piece = pieces, next(pieces, None)
+
+    @property
+    def text(self) -> list[int]:
+        """Prompt and canvas."""
+        return [*self.prompt, *self.answer.filling.ids]

@@ -36,6 +36,8 @@ FRACTIONS = (*RULE_SETTINGS, "temperature", "top_p", "scale", "guidance")
 class Rows:
     text: Tensor
     """[R + 1, T] ids; masks behind what is decided."""
+    given: Tensor
+    """[R + 1, T] booleans: tokens of the answer that its canvas gives."""
     start: Tensor
     """[R + 1] where the first unfinished block begins."""
     ahead: Tensor
@@ -51,6 +53,12 @@ class Rows:
     """[R + 1] the prompt's length."""
     limit: Tensor
     """[R + 1] the first position behind the answer."""
+    closing: Tensor
+    """[R + 1] from here on an end token ends the text: the answer's first position, or its last given token's."""
+    until: Tensor
+    """[R + 1] where no further block is added: the answer's end, or a block that is given and still to be read."""
+    total: Tensor
+    """[R + 1] of a canvas: masks of the current block when it was entered."""
     denoised: Tensor
     """[R + 1] denoising steps, from the beginning."""
     stored: Tensor
@@ -92,23 +100,34 @@ class Rows:
         made["step"] = torch.zeros((rows + 1) * states, dtype=torch.long, device=device)
         width = len(terms.model.eos_token_ids) + MOST_STOP_IDS
         made["ends"] = torch.full((rows + 1, width), -1, dtype=torch.long, device=device)
+        made["given"] = torch.zeros(rows + 1, capacity, dtype=torch.bool, device=device)
         made |= {name: made[name].bool() for name in ("active", "ended", "fresh")}
         made |= {name: made[name].to(wide) for name in FRACTIONS}
         return cls(**{**made, "serial": made["serial"] - 1, "carry": carry})
 
     def enter(self, row: int, ids: Tensor, ends: list[int], mask: int, **values: float) -> None:
-        """Write a request into a row, which is active when its prompt is read; what is not named is 0."""
+        """Write a request into a row, which is active when its prompt is read; what is not named is 0. `ids`: prompt
+        and canvas."""
         self.text[row].fill_(mask)
         self.text[row, : len(ids)] = ids
+        self.given[row].fill_(False)
+        if len(ids) > values["prompt"]:
+            behind = slice(int(values["prompt"]), len(ids))
+            self.given[row, behind] = ids[behind] != mask
         self.ends[row].fill_(-1)
         self.ends[row, : len(ends)] = torch.tensor(ends, dtype=torch.long).to(self.ends.device)
         for field in fields(self):
-            if field.name not in ("text", "step", "carry", "ends"):
+            if field.name not in ("text", "given", "step", "carry", "ends"):
                 getattr(self, field.name)[row].fill_(values.get(field.name, 0))
         states = len(self.step) // len(self.active)
         own = slice(row * states, (row + 1) * states)
         for state in (self.step, *self.carry.tensors()):
             state[own].zero_()
+
+    def resume(self, row: int, **values: float) -> None:
+        """Go on at other blocks, whose states are nothing; the row is active when what stands before them is read."""
+        for name, value in values.items():
+            getattr(self, name)[row].fill_(value)
 
     def leave(self, row: int) -> None:
         """The row is free; what is in flight for it does nothing."""
@@ -138,6 +157,8 @@ class Region:
     ids: Tensor
     output: Tensor
     """Positions of the answer."""
+    ending: Tensor
+    """Those of them where an end token ends the text."""
     masked: Tensor
     needed: Tensor
     """The masks that must still be decoded."""
@@ -151,8 +172,14 @@ class Region:
         position = torch.where(inside, position, 0)
         ids = rows.text[row, position]
         output = (position >= rows.prompt[:, None]) & (position < rows.limit[:, None])
+        ending = output & (position >= rows.closing[:, None])
         masked = (ids == terms.model.mask_token_id) & (inside if filler else output)
-        return cls(row, position, ids, output, masked, unsettled(ids, masked, output, rows.ends, terms.early))
+        needed = unsettled(ids, masked, output, ending, rows.ends, terms.early)
+        return cls(row, position, ids, output, ending, masked, needed)
+
+    def given(self, rows: Rows) -> Tensor:
+        """[R + 1, J b] what the canvas gives."""
+        return rows.given[self.row, self.position]
 
 
 @dataclass(frozen=True)
@@ -224,7 +251,7 @@ def candidates_of(rows: Rows, seen: Region, terms: Terms) -> Tensor:
     """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, tokens of the answer."""
     if not terms.revises:
         return seen.needed
-    return seen.needed | revisable(seen.ids, seen.masked, seen.output, rows.ends)
+    return seen.needed | revisable(seen.ids, seen.masked, seen.output, seen.given(rows), rows.ends)
 
 
 def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
@@ -240,7 +267,7 @@ def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tenso
     committed = made.spread(torch.zeros_like(seen.masked), outcome.committed)
     ids, masked = torch.where(committed, token, seen.ids), seen.masked & ~committed
     ids, masked, needed = settle(
-        ids, masked, token, seen.output, rows.ends, terms.early, len(terms.model.eos_token_ids)
+        ids, masked, token, seen.output, seen.ending, rows.ends, terms.early, len(terms.model.eos_token_ids)
     )
     rows.text[seen.row, seen.position] = ids
     return ids, masked, needed

@@ -20,7 +20,7 @@ from rcd.decode.answers import Answer
 from rcd.decode.answers import Text as Words
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
-from rcd.decode.flight import prefill_piece
+from rcd.decode.filling import Filling, check_canvas
 from rcd.decode.reporting import no_numbers
 from rcd.decode.simple_windows import BlockWindow, CanvasWindow, Guided, PassPlan, Reader, Text, shaped
 from rcd.decode.step import ChoiceInputs, Outcome, Rules, StepInputs, StepSettings, choice_noise, denoise
@@ -34,25 +34,29 @@ from rcd.residual.start import Passes
 @torch.inference_mode()  # which ends at every yield
 def decode(
     model: DiffusionLM, prompt: Sequence[int], config: DecodeConfig, *, reference: DiffusionLM | None = None,
-    row: int = 0, text: Words | None = None,
+    row: int = 0, text: Words | None = None, canvas: Sequence[int] = (),
 ) -> Iterator[Event]:  # fmt: skip
-    """Decode one prompt with a resolved configuration; `text` makes ids a text, for stop strings."""
+    """Decode one prompt with a resolved configuration; `text` makes ids a text, for stop strings; `canvas` gives tokens
+    of the answer."""
     settings, carry, rules = model.settings, config.travelling, Rules.of(config, model.settings)
     check_prompts([prompt], settings, config.new_tokens, *config.rounding(settings))
-    now, flying = Text.of(prompt, config, settings), config.window in ("blockwise", "d2f")
+    ends, early = [*settings.eos_token_ids, *config.stop_ids], config.eos_early_stop
+    check_canvas(canvas, config.new_tokens, settings, ends)
+    filling = Filling.of(canvas, config.new_tokens, settings.mask_token_id, ends, early)
+    now, flying = Text.of(prompt, config, settings, filling), config.window in ("blockwise", "d2f")
     causal, length = settings.attention == "block_causal", len(prompt)
     window = BlockWindow(config, now, causal, rules) if flying else CanvasWindow(config, now, rules)
     cond = Reader(model, window.block_of, settings.mask_token_id)
     uncond = Reader(model, window.block_of, settings.mask_token_id, unread=length)
     target = Guided(cond, uncond, config.guidance) if config.guidance else cond
     other = None if reference is None else Reader(reference, window.block_of, settings.mask_token_id)
-    generator, answer = torch.Generator().manual_seed(config.seed), Answer(row, config, settings.eos_token_ids, text)
-    pieces = -(-now.origin // prefill_piece(config.block if causal else max(1, now.origin))) if flying else 0
+    generator = torch.Generator().manual_seed(config.seed)
+    answer = Answer(row, config, settings.eos_token_ids, text, filling)
     state, request = (
         carry.cold((1, now.output.shape[1]), model.codebook),
         StepSettings.of(config, rules.rule, model.device),
     )
-    counts = Counts(prefill=pieces, reference=pieces * (other is not None and carry.needs_reference))
+    counts = Counts()
 
     def read(whose: str, reads: PassPlan) -> Distribution | None:
         """What a carry may ask for: a plain pass of the model itself or of the reference."""
@@ -114,16 +118,17 @@ def _written(now: Text, where: Tensor, outcome: Outcome, eos: int) -> tuple[Text
     token = ids.index_put((flat,), outcome.token.flatten())
     committed = torch.zeros_like(ids, dtype=torch.bool).index_put((flat,), outcome.committed.flatten())
     after = torch.where(committed, token, ids)[None]
-    closed, _, _ = settle(after, now.masked & ~committed, token[None], now.output, now.ends, now.early, eos)
+    closed, _, _ = settle(after, now.masked & ~committed, token[None], now.output, now.ending, now.ends, now.early, eos)
     return replace(now, ids=torch.cat((now.ids[: now.origin], closed[0]))), committed & (token != ids)
 
 
 def _completed(counts: Counts, config: DecodeConfig, window: BlockWindow | CanvasWindow, reference: bool) -> Counts:
-    """With stores: the families' own loops store a finished block in a pass of its own, and only there is one to count.
-    And with the second pass of each under guidance."""
-    if config.window == "blockwise" and isinstance(window, BlockWindow):
-        stores, second = window.added - 1, reference and config.travelling.needs_reference
-        counts = replace(counts, store=stores, reference=counts.reference + stores * second)
+    """With the passes that store what is decided. The families' own loops store a finished block in a pass of its own,
+    and only there is one to count. And with the second pass of each under guidance."""
+    if isinstance(window, BlockWindow):
+        stores = window.opened - 1 if config.window == "blockwise" else 0
+        second = (stores + window.prefills) * (reference and config.travelling.needs_reference)
+        counts = replace(counts, prefill=window.prefills, store=stores, reference=counts.reference + second)
     return counts.guided() if config.guidance else counts
 
 

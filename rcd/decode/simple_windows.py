@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rcd.carry.base import Carry, CarryState
 from rcd.decode.config import CACHED, DecodeConfig
-from rcd.decode.flight import another, decoded_share, least
+from rcd.decode.filling import Filling
+from rcd.decode.flight import another, decoded_share, least, prefill_passes
 from rcd.decode.step import Places, Rules
 from rcd.decode.stopping import is_end, revisable, unsettled
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
@@ -30,22 +31,29 @@ class Text:
     origin: int
     output: Tensor
     """[1, A] booleans: the answer."""
+    given: Tensor
+    """[1, A] what a canvas gives of it."""
+    ending: Tensor
+    """[1, A] where an end token ends it: from the last given token on."""
     ends: Tensor
     """[1, E] its end tokens."""
     mask: int
     early: bool
 
     @classmethod
-    def of(cls, prompt: Sequence[int], config: DecodeConfig, model: ModelSettings) -> Text:
+    def of(cls, prompt: Sequence[int], config: DecodeConfig, model: ModelSettings, filling: Filling) -> Text:
         b, length, new = config.block, len(prompt), config.new_tokens
         origin = length // b * b if model.attention == "block_causal" else length
         whole_blocks = config.window in ("blockwise", "d2f")
         end = origin + -(-(length + new - origin) // b) * b if whole_blocks else length + new
         area = torch.arange(origin, end)[None]
         ends = torch.tensor([[*model.eos_token_ids, *config.stop_ids]], dtype=torch.long)
-        ids = torch.tensor([*prompt, *[model.mask_token_id] * (end - length)])
+        masks = [model.mask_token_id] * (end - length - len(filling.ids))
+        ids = torch.tensor([*prompt, *filling.ids, *masks])
         output = (area >= length) & (area < length + new)
-        return cls(ids, origin, output, ends, model.mask_token_id, config.eos_early_stop)
+        given = output & (ids[None, origin:] != model.mask_token_id)
+        ending = output & (area >= length + filling.last)
+        return cls(ids, origin, output, given, ending, ends, model.mask_token_id, config.eos_early_stop)
 
     @property
     def masked(self) -> Tensor:
@@ -55,20 +63,23 @@ class Text:
     @property
     def needed(self) -> Tensor:
         """[1, A] the masks that must still be decoded."""
-        return unsettled(self.ids[None, self.origin :], self.masked, self.output, self.ends, self.early)
+        ids = self.ids[None, self.origin :]
+        return unsettled(ids, self.masked, self.output, self.ending, self.ends, self.early)
 
     def offered(self, revises: bool) -> Tensor:
         """[1, A] what may be committed: those masks and, where the rule revises, tokens of the answer."""
         ids = self.ids[None, self.origin :]
-        return self.needed | revisable(ids, self.masked, self.output, self.ends) if revises else self.needed
+        if not revises:
+            return self.needed
+        return self.needed | revisable(ids, self.masked, self.output, self.given, self.ends)
 
     def unfinished(self, block: int) -> int:
         """Where the first block begins that has such a mask."""
         return int(self.needed[0].nonzero()[0]) // block * block + self.origin
 
-    @property
-    def ended(self) -> bool:
-        return bool((is_end(self.ids[None, self.origin :], self.ends) & self.output).any())
+    def ended(self, until: int) -> bool:
+        """Whether an end token stands in the first so many positions."""
+        return bool((is_end(self.ids[None, self.origin :], self.ends) & self.ending)[:, :until].any())
 
 
 @dataclass(frozen=True)
@@ -108,21 +119,35 @@ class BlockWindow:
         self.rules, position, b = rules, torch.arange(len(text.ids)), config.block
         self.block_of = position // b if causal else (position - text.origin + b).clamp_min(0) // b
         self.total = self._left(text.needed)
+        self.answer = self._left(text.output)
+        self.walls = (self.answer == self._left(text.given))[0].tolist()
+        """Blocks of which nothing is decoded: what is given whole is read when all before it is decided."""
         self.steps = torch.zeros_like(self.total)
         self.added = 0
         """Blocks in flight or done."""
+        self.opened = 0
+        """Those of them that had masks."""
+        self.prefills = prefill_passes(text.origin, b) if causal else 1
+        self.causal = causal
 
     def next(self, text: Text) -> StepPlan | None:
         config, b = self.config, self.config.block
         left, share = self._left(text.needed), decoded_share(self.total, self._left(text.needed))
         open_ = [k for k in range(left.shape[1]) if left[0, k]]
-        more = self.added < int(self._left(text.output).bool().sum()) and not text.ended
+        count = int(self.answer.bool().sum())
         first = next((k for k in open_ if k < self.added), self.added)
-        if first == self.added and not more:
-            return None
+        if first == self.added:
+            behind = next((k for k in range(self.added, count) if not self.walls[k]), count)
+            if behind == count or text.ended(behind * b):
+                return None
+            before = text.origin if self.causal and not self.added else 0
+            self.prefills += prefill_passes(before + (behind - self.added) * b, b) - prefill_passes(before, b)
+            first = self.added = behind
+        more = self.added < count and not self.walls[self.added] and not text.ended(self.added * b)
         last = share[:, self.added - 1] if self.added else torch.ones(1)
         fresh = bool(another(last, torch.tensor([self.added - first]), torch.tensor([more]), config))
         self.added += fresh
+        self.opened += fresh
         flying = torch.zeros_like(left, dtype=torch.bool)
         flying[0, [k for k in open_ if k < self.added]] = True
         chosen = flying[0].nonzero().flatten()

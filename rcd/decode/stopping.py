@@ -21,19 +21,21 @@ def is_end(ids_BP: Tensor, ends_BE: Tensor) -> Tensor:
 
 
 def settle(
-    ids_BP: Tensor, masked_BP: Tensor, token_BP: Tensor, output_BP: Tensor, ends_BE: Tensor, early: bool, eos: int
-) -> tuple[Tensor, Tensor, Tensor]:
+    ids_BP: Tensor, masked_BP: Tensor, token_BP: Tensor, output_BP: Tensor, ending_BP: Tensor, ends_BE: Tensor,
+    early: bool, eos: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(ids, masked, needed). With `early`, the masks behind an end token become end tokens: the text's own or, of a
     model that has several (`eos`: the first so many of its ends), the predicted one. They are no part of the text and
     cost no step; left masked beside a text so complete, they would be out of distribution. `needed` are the masks that
     must still be decoded, which are also those that may be committed: with `early` none outside the answer (`output`:
-    behind the prompt, within the length) or behind its end.
+    behind the prompt, within the length) or behind its end. `ending` is where an end token ends the text: the answer,
+    from the last token on that its canvas gives.
 
         ids  5 [M] END [M] [M]   ->   5 [M] END END END      needed  . x . . .
     """
     if not early:
         return ids_BP, masked_BP, masked_BP
-    ended = (is_end(ids_BP, ends_BE) & output_BP).cumsum(-1) > 0
+    ended = (is_end(ids_BP, ends_BE) & ending_BP).cumsum(-1) > 0
     filler = masked_BP & output_BP & ended
     own = ids_BP.gather(1, ended.byte().argmax(-1, keepdim=True))  # argmax: the first
     if eos > 1:
@@ -43,22 +45,28 @@ def settle(
     return ids, masked, masked & output_BP & ~ended
 
 
-def unsettled(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ends_BE: Tensor, early: bool) -> Tensor:
+def unsettled(
+    ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ending_BP: Tensor, ends_BE: Tensor, early: bool
+) -> Tensor:
     """The masks that must still be decoded of a text whose end is closed (`settle`)."""
     if not early:
         return masked_BP
-    return masked_BP & output_BP & ((is_end(ids_BP, ends_BE) & output_BP).cumsum(-1) == 0)
+    return masked_BP & output_BP & ((is_end(ids_BP, ends_BE) & ending_BP).cumsum(-1) == 0)
 
 
-def revisable(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ends_BE: Tensor) -> Tensor:
-    """The tokens of an answer that a rule which revises may replace; an end token stays one."""
-    return output_BP & ~masked_BP & ~is_end(ids_BP, ends_BE)
+def revisable(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, given_BP: Tensor, ends_BE: Tensor) -> Tensor:
+    """The tokens of an answer that a rule which revises may replace; an end token stays one, and so does what a canvas
+    gives."""
+    return output_BP & ~masked_BP & ~given_BP & ~is_end(ids_BP, ends_BE)
 
 
-def cut(new_ids: list[int], eos: Sequence[int], stops: Sequence[int], limit: int) -> tuple[list[int], str]:
-    """(the tokens up to and including the first end or stop token, within the limit; the stop reason)."""
+def cut(
+    new_ids: list[int], eos: Sequence[int], stops: Sequence[int], limit: int, first: int = 0
+) -> tuple[list[int], str]:
+    """(the tokens up to and including the first end or stop token, from place `first` on and within the limit; the stop
+    reason)."""
     for k, token in enumerate(new_ids[:limit]):
-        if token in eos or token in stops:
+        if k >= first and (token in eos or token in stops):
             return new_ids[: k + 1], "eos" if token in eos else "stop"
     return new_ids[:limit], "length"
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from rcd.carry.base import CarryState
+from rcd.decode.filling import Filling, Piece, Segment
 from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Pass, Region, Rows, candidates_of, picked
 from rcd.decode.slots import Slots
@@ -51,11 +52,14 @@ class Window(Protocol):
         """Positions behind the prompt that events tell of."""
         return new
 
-    def begin(self, prompt: int, new: int) -> tuple[dict[str, int], dict[str, int]]:
-        """(what a row is that enters, what its first report would say)."""
+    def segments(self, prompt: int, new: int, filling: Filling) -> Iterator[Segment]:
+        """The parts of the text that are decoded one after another; one, where nothing is given."""
 
-    def prefill(self, prompt: int) -> Iterator[tuple[int, int, int]]:
-        """(begin, end, tokens of a block) of the passes over the prompt before the first step."""
+    def begin(self, prompt: int, new: int, segment: Segment, filling: Filling) -> tuple[dict[str, int], dict[str, int]]:
+        """(what a row is that begins a segment, what its first report would say)."""
+
+    def prefill(self, prompt: int, begin: int, end: int) -> Iterator[Piece]:
+        """The passes over tokens that stand before a segment."""
         return iter(())
 
     def must_wait(self, serving: Mapping[int, Serving], rate: float) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,9 @@ from rcd.carry.residual import Residual
 from rcd.carry.soft_mask import SoftMask
 from rcd.carry.token_merge import TokenMerge
 from rcd.decode.config import DecodeConfig, fitting
+from rcd.decode.filling import check_canvas
+from rcd.errors import RCDError
+from rcd.models.lm import ModelSettings
 from rcd.models.toy import toy
 
 VOCAB, MOST_PROMPT, LONG_PROMPT = 48, 12, 40
@@ -66,6 +69,8 @@ class Case:
     """Prompt tokens of one prefill pass, at most."""
     budget: int = 512
     """Of all prefill passes between two steps."""
+    canvases: list[list[int]] = field(default_factory=list)
+    """Of every request; an empty one gives nothing."""
 
 
 def carry_of(draw: random.Random, deep: bool) -> Carry:
@@ -165,11 +170,33 @@ def case_of(seed: int) -> Case:
     kept = [k for k, config in enumerate(configs) if config.engine(pipeline.settings) == one]
     prompts, configs, count = [prompts[k] for k in kept], [configs[k] for k in kept], len(kept)
     piece = draw.choice([4, 8, 16]) if longest == LONG_PROMPT else 512
+    apart = random.Random(f"canvas {seed}")  # so that the rest of a seed's case is what it was without
     return Case(
         family, pipeline, reference, prompts, configs, draw.randint(1, max(1, count - 1)), draw.random() < 0.8,
         lag=draw.randrange(2), spare=draw.choice([0, 0, 0, 7, 64]), piece=piece,
         budget=draw.choice([1, piece, 512]),
+        canvases=[canvas_of(apart, config, pipeline.settings) for config in configs],
     )  # fmt: skip
+
+
+def canvas_of(draw: random.Random, config: DecodeConfig, settings: ModelSettings) -> list[int]:
+    """Nothing in three of five; else given tokens here and there, in runs (so that whole blocks of them are common), at
+    the beginning or at the end, now and then with an end token among them."""
+    length = draw.randint(1, config.new_tokens)
+    share, run = draw.choice([0.1, 0.4, 0.8]), draw.choice([1, 3, config.block, 2 * config.block])
+    ends = draw.choice([0.0, 0.0, 0.1])
+    made: list[int] = []
+    while len(made) < length:
+        given = draw.random() < share
+        for _ in range(run):
+            made.append((draw.choice(ENDS) if draw.random() < ends else draw.randrange(40)) if given else MASK)
+    del made[length:]
+    kept = made if draw.random() < 0.4 else []
+    try:
+        check_canvas(kept, config.new_tokens, settings, [*settings.eos_token_ids, *config.stop_ids])
+    except RCDError:
+        return []
+    return kept
 
 
 def _resolved(pipeline: Pipeline, common: dict[str, Any], wish: dict[str, Any], prompt: int) -> DecodeConfig:

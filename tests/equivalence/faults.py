@@ -17,9 +17,11 @@ import torch
 from rcd.decode import blocks, canvas, rows
 from rcd.decode.blocks import Blocks
 from rcd.decode.canvas import Canvas
+from rcd.decode.engine import Engine
 from rcd.decode.fused import FusedBackbone
 from rcd.decode.guidance import Guided, Unconditional
 from rcd.decode.model import SlotModel
+from rcd.decode.requests import Serving
 from rcd.decode.rows import Pass, Region, Rows
 from rcd.decode.slots import Slots
 from rcd.decode.step import Rules
@@ -291,6 +293,52 @@ def answer_too_long(patch: Patch) -> None:
     patch.setattr(Region, "of", staticmethod(_around(Region.of, of)))
 
 
+def ends_at_once(patch: Patch) -> None:
+    """An end token ends the text also before the last token that its canvas gives."""
+
+    def change(self: Rows, row: int, enter: Callable[[], None]) -> None:
+        enter()
+        self.closing[row] = self.prompt[row]
+
+    entering(patch, change)
+
+
+def given_blocks_unread(patch: Patch) -> None:
+    """Blocks that a canvas gives in the midst of an answer are not read."""
+
+    def resume(real: Any, self: Engine, row: int, one: Serving) -> None:
+        real(self, row, one)
+        one.read(iter(()))
+
+    wrapped(patch, Engine, "_resume", resume)
+
+
+def unstored_before_given(patch: Patch) -> None:
+    """The blocks that were finished before them keep the keys and values of their last step."""
+
+    def resume(real: Any, self: Engine, row: int, one: Serving) -> None:
+        for behind in (self.rows.pending, self.rows.referred):
+            behind[row] = 0
+        real(self, row, one)
+
+    wrapped(patch, Engine, "_resume", resume)
+
+
+def given_tokens_share(patch: Patch) -> None:
+    """Of blocks in flight, tokens that the canvas gives count as decoded."""
+    wrapped(patch, Region, "given", lambda real, self, of: torch.zeros_like(real(self, of)))
+
+
+def whole_block_split(patch: Patch) -> None:
+    """A canvas's quota splits the block, not the masks that it has."""
+
+    def begin(real: Any, self: Canvas, *given: Any) -> Any:
+        own, known = real(self, *given)
+        return {**own, "total": self.terms.b}, known
+
+    wrapped(patch, Canvas, "begin", begin)
+
+
 def _around(real: Any, around: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given, **named: around(real, *given, *named.values())
 
@@ -301,8 +349,9 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], int]] = {
         (stale_carry, 9), (stale_stop_ids, 13), (stale_steps, 9), (swapped_seed, 0), (neighbours_threshold, 0),
         (neighbours_temperature, 0), (wrong_scale, 0), (noise_of_another_step, 0), (position_off_by_one, 0),
         (ignored_t_res, 0), (lost_piece, 1), (quota_off, 8), (forgotten_shift, 3), (forgotten_look, 1),
-        (forgotten_neighbour, 14), (block_not_stored, 2), (carried_on, 0), (never_refreshed, 3), (answer_too_long, 0),
-        (guided_by_the_prompt, 4), (guided_to_the_block, 3), (neighbours_guidance, 3),
+        (forgotten_neighbour, 14), (block_not_stored, 2), (carried_on, 0), (never_refreshed, 3), (answer_too_long, 1),
+        (guided_by_the_prompt, 4), (guided_to_the_block, 3), (neighbours_guidance, 3), (ends_at_once, 74),
+        (given_blocks_unread, 4), (unstored_before_given, 4), (given_tokens_share, 37), (whole_block_split, 14),
     )
 }  # fmt: skip
 """With the first case of the fuzz that catches it."""

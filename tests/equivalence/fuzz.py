@@ -65,8 +65,8 @@ def decoded(case: Case) -> tuple[dict[int, list[Event]], Engine]:
     served = engine_of(case)
     told: dict[int, list[Event]] = {row: [] for row in range(len(case.prompts))}
     asked = (
-        Request(prompt, config.request, row, case.watch)
-        for row, (prompt, config) in enumerate(zip(case.prompts, case.configs, strict=True))
+        Request(prompt, config.request, row, case.watch, canvas=canvas)
+        for row, (prompt, config, canvas) in enumerate(zip(case.prompts, case.configs, case.canvases, strict=True))
     )
     turn = served.turn
 
@@ -85,8 +85,10 @@ def wanted(case: Case) -> dict[int, list[Event]]:
     """The oracle's."""
     second = None if case.reference is None else case.reference.model
     return {
-        row: list(simple.decode(case.pipeline.model, prompt, config, reference=second, row=row, text=words))
-        for row, (prompt, config) in enumerate(zip(case.prompts, case.configs, strict=True))
+        row: list(
+            simple.decode(case.pipeline.model, prompt, config, reference=second, row=row, text=words, canvas=canvas)
+        )
+        for row, (prompt, config, canvas) in enumerate(zip(case.prompts, case.configs, case.canvases, strict=True))
     }
 
 
@@ -102,7 +104,7 @@ def difference(case: Case, told: dict[int, list[Event]], want: dict[int, list[Ev
         if isinstance(good, Failed) or isinstance(end, Failed):
             return f"row {row}: {end} instead of {good}"
         assert isinstance(end, Finished) and isinstance(good, Finished)
-        for name in ("ids", "stop_reason", "text", "counts"):
+        for name in ("ids", "stop_reason", "text", "counts", "given"):
             if getattr(end, name) != getattr(good, name):
                 return f"row {row}: {name} {getattr(end, name)} instead of {getattr(good, name)}"
         if (end.logprobs is None) != (good.logprobs is None):
@@ -178,6 +180,7 @@ def check(seed: int) -> tuple[str | None, dict[str, Any]]:
         "reused": len(case.prompts) > case.rows, "lagged": served.lag > 0, "requests": len(case.prompts),
         "stopped": any(isinstance(end, Finished) and end.text is not None for *_, end in want.values()),
         "pieces": any(isinstance(end, Finished) and end.counts.prefill > 1 for *_, end in want.values()),
+        "filled": any(isinstance(end, Finished) and end.given > 0 for *_, end in want.values()),
     }  # fmt: skip
     wrong = difference(case, told, want)
     if wrong is None and (served.busy or served.free != case.rows):
@@ -219,7 +222,8 @@ def summary(notes: Sequence[dict[str, Any]], failed: int) -> str:
     return (
         f"{len(notes)} cases of {count['requests']} requests, {failed} differ; {count['deep']} take {STEPS_OF_NOTE} "
         f"steps or more with a mean alpha above {ALPHA_OF_NOTE}, {count['reused']} reuse a row, {count['lagged']} have "
-        f"a host that lags, {count['stopped']} end by a stop string, {count['pieces']} read a prompt in pieces"
+        f"a host that lags, {count['stopped']} end by a stop string, {count['pieces']} read a prompt in pieces, "
+        f"{count['filled']} fill in a canvas"
     )
 
 

@@ -338,7 +338,7 @@ def test_a_probe_hears_its_own_pipeline_alone_where_two_share_a_model() -> None:
     other, stock = rcd.Pipeline(mine.checkpoint), replace(CHOSEN, passes="stock")
     heard: list[int] = []
     with before_norm(mine.model) as found:  # as a probed step of another loop has it open
-        other.generate(PROMPTS, stock, probe=lambda look: heard.append(look.raw.shape[0]))  # type: ignore[union-attr]
+        other.generate(PROMPTS, stock, probe=lambda look: heard.append(look.raw.shape[0]))
     assert found == [] and set(heard) == {CHOSEN.block_length}
 
 

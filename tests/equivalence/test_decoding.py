@@ -259,12 +259,13 @@ def test_early_stop_spends_no_step_on_filler(family: str) -> None:
 def test_masks_behind_an_end_token_are_closed_at_no_cost() -> None:
     ids, token = torch.tensor([[5, 9, 0, 0, 0], [5, 0, 0, 8, 0]]), torch.tensor([[1, 1, 8, 3, 9], [1, 2, 3, 4, 5]])
     masked, output, own = ids == 0, torch.tensor([[True] * 4 + [False], [True] * 5]), torch.tensor([[9, 8, -1]] * 2)
-    closed, left, needed = settle(ids, masked, token, output, own, True, 2)
+    closed, left, needed = settle(ids, masked, token, output, output, own, True, 2)
     assert closed.tolist() == [[5, 9, 8, 9, 0], [5, 0, 0, 8, 8]]  # the predicted end, or else the text's own
     assert left.tolist() == [[False] * 4 + [True], [False, True, True, False, False]]
     assert needed.tolist() == [[False] * 5, [False, True, True, False, False]]  # none behind the end, or outside
     assert all(
-        a is b for a, b in zip(settle(ids, masked, token, output, own, False, 2)[:2], (ids, masked), strict=True)
+        a is b
+        for a, b in zip(settle(ids, masked, token, output, output, own, False, 2)[:2], (ids, masked), strict=True)
     )
 
 
