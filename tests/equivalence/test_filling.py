@@ -136,7 +136,7 @@ def test_blocks_that_are_given_whole_are_read_and_not_decoded() -> None:
     pipeline = exact("sdar")
     canvas = [M, M, M, M, 1, 2, 3, 4, 5, 6, 7, 8, M, M, M, M]
     found = pipeline.generate(
-        list(range(8)), canvas=filled(pipeline, canvas), block_length=4, threshold=1.0, eos_suppression="logits"
+        list(range(8)), canvas=filled(pipeline, canvas), block_length=4, threshold=1.0, eos_suppression="logits_all"
     ).results[0]
     assert found.counts == Counts(denoising=8, prefill=2, store=1)
     assert (found.tokens, found.given, found.tokens_per_step) == (8, 8, 1.0)
@@ -183,9 +183,9 @@ def test_a_stop_string_counts_behind_the_last_given_token_alone() -> None:
             return words(ids)
 
     pipeline = Lettered(exact("llada").checkpoint)
-    plain = pipeline.generate(PROMPTS[1], config(block_length=4, eos_suppression="logits")).results[0]
+    plain = pipeline.generate(PROMPTS[1], config(block_length=4, eos_suppression="logits_all")).results[0]
     stop = words(plain.ids[10:12])
-    chosen = pipeline.resolve(config(block_length=4, eos_suppression="logits"), 3)
+    chosen = pipeline.resolve(config(block_length=4, eos_suppression="logits_all"), 3)
     chosen = replace(chosen, stop=(stop,))
     free = pipeline.submit(PROMPTS[1], replace(chosen, stop=())).result()
     given = [free.ids[k] if k in (10, 11, 14) else pipeline.settings.mask_token_id for k in range(NEW)]
@@ -217,7 +217,7 @@ def test_a_canvas_breaks_no_reuse_of_what_was_read() -> None:
 def test_quotas_split_the_masks_that_are_there() -> None:
     """Four masks of a block of eight over two steps, on a canvas; SDAR splits the length of the block."""
     canvas = [1, M, 2, M, 3, M, 4, M]
-    settings: Any = dict(block_length=8, commit="topm", num_inference_steps=2, eos_suppression="logits")
+    settings: Any = dict(block_length=8, commit="topm", num_inference_steps=2, eos_suppression="logits_all")
     for family, most in (("llada", [2, 2]), ("sdar", [4])):
         pipeline = exact(family)
         events = pipeline.stream(list(range(8)), canvas=filled(pipeline, canvas), **settings)
@@ -227,8 +227,8 @@ def test_quotas_split_the_masks_that_are_there() -> None:
 def test_the_answer_goes_on_behind_its_canvas_up_to_max_new_tokens() -> None:
     pipeline = exact("llada")
     canvas = filled(pipeline, [M, 5, M])
-    assert len(pipeline.generate(PROMPTS[1], canvas=canvas, eos_suppression="logits").sequences[0]) == 3
-    longer = pipeline.generate(PROMPTS[1], canvas=canvas, max_new_tokens=8, eos_suppression="logits").results[0]
+    assert len(pipeline.generate(PROMPTS[1], canvas=canvas, eos_suppression="logits_all").sequences[0]) == 3
+    longer = pipeline.generate(PROMPTS[1], canvas=canvas, max_new_tokens=8, eos_suppression="logits_all").results[0]
     assert len(longer.ids) == 8 and longer.ids[1] == 5 and longer.tokens == 7
     with pytest.raises(RCDError, match="the canvas has 3 tokens and max_new_tokens is 2"):
         pipeline.generate(PROMPTS[1], canvas=canvas, max_new_tokens=2)
