@@ -94,10 +94,15 @@ class Pipeline:
         """A causal model that is only the start of an adaptation."""
         return self.model.spec.causal and self.checkpoint.rcd.stage is None
 
-    def resolve(self, config: DecodeConfig | None = None, longest_prompt: int = 0) -> DecodeConfig:
-        """The configuration with every None filled in from the checkpoint."""
+    def resolve(
+        self, config: DecodeConfig | None = None, longest_prompt: int = 0, canvas: int = 0
+    ) -> DecodeConfig:  # fmt: skip
+        """The configuration with every None filled in from the checkpoint; `canvas`: its length, which is the answer's
+        where the configuration has none."""
         if config is not None and not isinstance(config, DecodeConfig):
             raise RCDError(f"a configuration is a DecodeConfig, not a {type(config).__name__}.")
+        if canvas and (config is None or config.max_new_tokens is None):
+            config = replace(config or DecodeConfig(), max_new_tokens=canvas)
         resolved = (config or DecodeConfig()).resolved(self.settings, self.checkpoint.rcd.carry, longest_prompt)
         check_held(self.model, resolved.travelling)
         reason = misfit(self.model) if resolved.passes == "fused" else None
@@ -121,7 +126,7 @@ class Pipeline:
         seed the rows' own draws; `chat` wraps plain texts in the tokenizer's chat template (None: when it has one).
         `probe` is shown every step (`rcd.decode.probe`). `streamer` is one of transformers', for one prompt."""
         began, results, failed = time.perf_counter(), dict[int, Generation](), list[Failed]()
-        rows, canvases = self._asked(prompts, chat, canvas)
+        rows, canvases = self.encode_both(prompts, chat, canvas)
         given: Any = dict(probe=probe, watch=streamer is not None)
         events = self._events(rows, canvases, with_settings(config, settings), reference, generator, seeds, **given)
         if streamer is not None:
@@ -147,7 +152,7 @@ class Pipeline:
     ) -> Iterator[Event]:  # fmt: skip
         """The events of decoding: a Step after every denoising step of a prompt, a Finished or a Failed at its end.
         Closing the iterator cancels what is not done. The arguments are those of `generate`."""
-        rows, canvases = self._asked(prompts, chat, canvas)
+        rows, canvases = self.encode_both(prompts, chat, canvas)
         config = with_settings(config, settings)
         yield from self._events(rows, canvases, config, reference, generator, seeds, watch=True)
 
@@ -173,7 +178,7 @@ class Pipeline:
         if not isinstance(prompt, Sequence):
             raise RCDError(f"submit takes a list of token ids, not a {type(prompt).__name__}; `encode` makes one.")
         filled = blanks.token_ids(canvas)
-        resolved = self._resolved(with_settings(config, settings), filled, len(prompt))
+        resolved = self.resolve(with_settings(config, settings), len(prompt), len(filled))
         if resolved.oracle:
             raise RCDError("oracle=True decodes in `generate` and `stream`; leave it out of `submit`.")
         check_call(self, reference, [list(prompt)], [resolved], probe, [filled])
@@ -198,16 +203,17 @@ class Pipeline:
         places, least = min(max(rows, LEAST_ROWS if small else 1), MOST_ROWS), min(rows, MOST_ROWS)
         return self.loop.submit(request, Plan(key, needed, places, least, size, make), wait=wait, events=events)
 
-    def _asked(
+    def encode_both(
         self, prompts: Prompts | None, chat: bool | None, canvas: Canvases
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """(every prompt, its canvas). A prompt with masks ends before the first, and its canvas begins there."""
+        """(every prompt, its canvas), as token ids; an empty canvas gives nothing. A prompt with masks ends before the
+        first, and its canvas begins there."""
         mask = self.settings.mask_token_id
         if prompts is None:
             if canvas is None:
                 raise RCDError("there is no prompt; give one, or a canvas that begins with words.")
-            single = isinstance(canvas, str) or is_single(canvas)
-            both = [split(self.canvas_ids(one), mask) for one in blanks.each(canvas, 1 if single else len(canvas))]
+            count = 1 if blanks.single(canvas) else len(canvas)
+            both = [split(self.canvas_ids(one), mask) for one in blanks.each(canvas, count)]
             return [prompt for prompt, _ in both], [rest for _, rest in both]
         rows = self.encode(prompts, chat)
         canvases = [[] if one is None else self.canvas_ids(one) for one in blanks.each(canvas, len(rows))]
@@ -233,12 +239,6 @@ class Pipeline:
         except TypeError as error:
             raise RCDError("the canvas holds characters that are no Unicode text (lone surrogates?).") from error
 
-    def _resolved(self, config: DecodeConfig | None, canvas: Sequence[int], longest_prompt: int) -> DecodeConfig:
-        """With a canvas, the answer is as long as it is, where nothing else is said."""
-        if canvas and (config is None or (isinstance(config, DecodeConfig) and config.max_new_tokens is None)):
-            config = replace(config or DecodeConfig(), max_new_tokens=len(canvas))
-        return self.resolve(config, longest_prompt)
-
     def _events(
         self, rows: list[list[int]], canvases: list[list[int]], config: Configs, reference: Pipeline | None,
         generator: torch.Generator | None, seeds: Sequence[int] | None, watch: bool = False, probe: Probe | None = None,
@@ -247,12 +247,12 @@ class Pipeline:
             if len(config) != len(rows):
                 raise RCDError(f"{len(rows)} prompts need {len(rows)} configurations, not {len(config)}.")
             given = zip(config, canvases, rows, strict=True)
-            chosen = [self._resolved(one, canvas, len(row)) for one, canvas, row in given]
+            chosen = [self.resolve(one, len(row), len(canvas)) for one, canvas, row in given]
             if seeds is None and generator is None:
                 seeds = [one.seed for one in chosen]
         else:
             longest = max(map(len, rows), default=0)
-            of_length = {len(canvas): self._resolved(config, canvas, longest) for canvas in canvases or [[]]}
+            of_length = {length: self.resolve(config, longest, length) for length in {0, *map(len, canvases)}}
             chosen = [of_length[len(canvas)] for canvas in canvases]
         own = row_seeds(len(rows), chosen[0].seed if chosen else 0, generator, seeds)
         check_call(self, reference, rows, chosen, probe, canvases)

@@ -9,8 +9,8 @@ that is filled in brings it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from numbers import Integral
+from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Any
 
 from rcd.errors import RCDError
@@ -50,7 +50,7 @@ def _count(found: re.Match[str]) -> int:
 def token_ids(canvas: Any) -> list[int]:
     """A canvas that is no text."""
     given = canvas.tolist() if hasattr(canvas, "tolist") else canvas
-    if not isinstance(given, Sequence) or isinstance(given, bytes):
+    if not isinstance(given, list | tuple):
         raise RCDError(f"a canvas is a text with [MASK:12] where tokens are wanted, or token ids, not {_kind(canvas)}.")
     odd = [token for token in given if isinstance(token, bool) or not isinstance(token, Integral)]
     if odd:
@@ -58,13 +58,21 @@ def token_ids(canvas: Any) -> list[int]:
     return [int(token) for token in given]
 
 
+def single(canvas: Any) -> bool:
+    """One canvas rather than several."""
+    if isinstance(canvas, str):
+        return True
+    if hasattr(canvas, "tolist") and canvas.ndim:
+        return bool(canvas.ndim == 1)
+    if not isinstance(canvas, list | tuple):
+        token_ids(canvas)  # which refuses it
+    return all(isinstance(one, Real) for one in canvas)
+
+
 def each(canvas: Any, prompts: int) -> list[Any]:
     """One for every prompt: the same for all, or one of each, None where nothing is given."""
-    flat = isinstance(canvas, list | tuple) and all(isinstance(one, Integral) for one in canvas)
-    if canvas is None or isinstance(canvas, str) or flat or getattr(canvas, "ndim", 0) == 1:
+    if canvas is None or single(canvas):
         return [canvas] * prompts
-    if not isinstance(canvas, Sequence) and not hasattr(canvas, "tolist"):
-        return [token_ids(canvas)] * prompts
     if len(canvas) != prompts:
         raise RCDError(f"{prompts} prompts need {prompts} canvases (None where nothing is given), not {len(canvas)}.")
     return list(canvas)

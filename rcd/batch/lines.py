@@ -24,7 +24,7 @@ Lines = Iterable[tuple[int, bytes]]
 STREAM = "-"
 """Standard input, or standard output."""
 PROMPTS = ("prompt", "messages", "ids")
-FIELDS = ("id", *PROMPTS, *REQUEST)
+FIELDS = ("id", *PROMPTS, "canvas", *REQUEST)
 ENGINES = tuple(f.name for f in fields(DecodeConfig) if f.name not in REQUEST)
 """Settings that all lines share."""
 
@@ -38,6 +38,8 @@ class Line:
     prompt: Any
     """A text, chat messages or token ids."""
     settings: dict[str, Any] = field(default_factory=dict)
+    canvas: Any = None
+    """A text or token ids, where tokens of the answer are given."""
 
 
 def read_object(content: bytes) -> dict[str, Any]:
@@ -90,16 +92,21 @@ def parse(number: int, row: dict[str, Any]) -> Line:
             raise no_setting("a line", name, FIELDS)
     (kind,) = given
     _check(kind, row[kind])
-    return Line(number, row[kind], {name: row[name] for name in REQUEST if name in row})
+    canvas = row.get("canvas")
+    if canvas is not None and not isinstance(canvas, str):
+        if not isinstance(canvas, list):
+            raise RCDError(f"canvas is a text or a list of token ids, not {_short(canvas)}.")
+        _check("canvas", canvas)
+    return Line(number, row[kind], {name: row[name] for name in REQUEST if name in row}, canvas)
 
 
 def _check(kind: str, value: Any) -> None:
     if kind == "prompt" and not isinstance(value, str):
         raise RCDError(f"prompt is a text, not {_short(value)}.")
-    if kind == "ids":
+    if kind in ("ids", "canvas"):
         odd = value if not isinstance(value, list) else next((one for one in value if type(one) is not int), None)
         if odd is not None:
-            raise RCDError(f"ids is a list of whole numbers, not {_short(odd)}.")
+            raise RCDError(f"{kind} is a list of whole numbers, not {_short(odd)}.")
     if kind == "messages":
         good = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
         if not (good and all(isinstance(one.get(name), str) for one in value for name in ("role", "content"))):
@@ -117,8 +124,9 @@ def job(pipeline: Pipeline, line: Line, config: DecodeConfig, chat: bool | None)
     asked = replace(config, **own)
     if not line.prompt:
         raise RCDError("its prompt is empty.")
-    (ids,) = pipeline.encode([line.prompt], chat if isinstance(line.prompt, str) else None)
-    return Job(line.number, ids, settle(pipeline, asked, len(ids), exact=True))
+    told = chat if isinstance(line.prompt, str) else None
+    (ids,), (canvas,) = pipeline.encode_both([line.prompt], told, [line.canvas])
+    return Job(line.number, ids, settle(pipeline, asked, len(ids), exact=True, canvas=len(canvas)), canvas)
 
 
 @dataclass(frozen=True)

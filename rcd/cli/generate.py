@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from rcd import blanks
 from rcd.cli import options as opt
 from rcd.cli.flags import ALL, Given, decoding, flag_of
 from rcd.cli.notes import note, note_empty, note_model, note_unknown, unknown_words
@@ -34,6 +35,13 @@ def generate(
     ] = None,
     *,
     decoding: Given,
+    canvas: Annotated[
+        str | None,
+        typer.Option(
+            help="The answer's beginning with tokens given: a text with [MASK] or [MASK:12] where they are wanted "
+            "(with --ids, token ids); its words come first where there is no PROMPT."
+        ),
+    ] = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--raw", help="Wrap the prompt in the chat template, if there is one.")
     ] = None,
@@ -76,14 +84,14 @@ def generate(
         attention=attention, shift=shift,
     )  # fmt: skip
     if input is not None or output is not None or ray:
-        given, answers = _batch_files(prompt, input, output, ids, as_json)
+        given, answers = _batch_files(prompt, input, output, ids, as_json, canvas)
         from rcd.batch.running import Source
         from rcd.cli.batch import Batch, run
 
         source = Source(model, reference, device, dtype, threads, overrides, quantize)
         run(Batch(given, answers, source, decoding, carry, chat, batch, ray, actors))
         return
-    if prompt is None:
+    if prompt is None and canvas is None:
         raise RCDError("there is no prompt; give one, or a file of prompts with --input.")
 
     from rcd.api import load
@@ -93,24 +101,26 @@ def generate(
     asked = decoding.config()  # flags are checked before a large model is read
     if carry is None or not carry.startswith(opt.TRAINED):
         decoding.chosen(carry, None)
-    tokens = _parse_ids(question) if ids else None
+    tokens = _parse_ids(question) if ids and question is not None else None
 
     pipeline = load(model, device=device, dtype=dtype, quantize=quantize, **overrides)
     second = load(reference, device=device, dtype=dtype, quantize=quantize) if reference else None
     limit_threads([pipeline, second], threads)
     chosen, idle = decoding.chosen(carry, pipeline.checkpoint.rcd.carry)
-    encoded = pipeline.encode(tokens if tokens is not None else question, chat)
-    config = pipeline.resolve(replace(asked, carry=chosen), len(encoded[0]))
+    layout = canvas if canvas is None or not ids else blanks.read(canvas, _parse_ids, pipeline.settings.mask_token_id)
+    encoded, canvases = pipeline.encode_both(tokens if tokens is not None else question, chat, layout)
+    config = pipeline.resolve(replace(asked, carry=chosen), len(encoded[0]), len(canvases[0]))
     note_model(model, pipeline, config.window)
     if idle:
         note(f"{', '.join(map(flag_of, idle))}: no effect with --carry none")
     if second is not None and not config.travelling.needs_reference:
         note("--reference: no effect without --start reference or --source reference")
-    if tokens is None:
-        note_unknown(unknown_words([question], pipeline.tokenizer), "the answer may be nonsense")
+    if not ids:
+        words = [blanks.MASK.sub(" ", text) for text in (question, canvas) if text is not None]
+        note_unknown(unknown_words(words, pipeline.tokenizer), "the answer may be nonsense")
 
     if as_json:
-        result = pipeline.generate(encoded, config, reference=second).results[0]
+        result = pipeline.generate(encoded, config, reference=second, canvas=canvases).results[0]
         print(neutral_json(json.dumps(result.to_dict(pipeline.token_text), ensure_ascii=False)))
         note_empty(result)
         return
@@ -120,8 +130,9 @@ def generate(
     from rcd.cli.live import Stopped, follow, summary
 
     began = time.perf_counter()
+    events = pipeline.stream(encoded, config, reference=second, canvas=canvases)
     try:
-        done = follow(pipeline, pipeline.stream(encoded, config, reference=second), most=config.travelling.strongest)
+        done = follow(pipeline, events, most=config.travelling.strongest, canvas=canvases[0])
     except Stopped as stopped:
         raise opt.Interrupted(stopped.told) from stopped
     result = pipeline.generation(done, time.perf_counter() - began)
@@ -130,10 +141,12 @@ def generate(
 
 
 def _batch_files(
-    prompt: str | None, input: str | None, output: str | None, ids: bool, as_json: bool
+    prompt: str | None, input: str | None, output: str | None, ids: bool, as_json: bool, canvas: str | None
 ) -> tuple[str, str]:
     if prompt is not None:
         raise RCDError("a prompt and --input, --output or --ray exclude one another; leave the prompt out.")
+    if canvas is not None:
+        raise RCDError("--canvas is for a single prompt; a line of --input has a canvas of its own.")
     if input is None or output is None:
         raise RCDError("a batch needs both --input and --output; - stands for a pipe.")
     if ids or as_json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from functools import cached_property
 from itertools import groupby
@@ -29,8 +29,8 @@ STOPS = {
 }
 SHADES, END = "·░▒▓█", "⏹"
 """A mask by its alpha: none yet, then in quarters of the largest that the carry gives; a place behind the end."""
-NEW = "bold green"
-"""The style of what was committed in the last step."""
+NEW, GIVEN = "bold green", "cyan"
+"""The style of what was committed in the last step, and of what a canvas gives."""
 GAP = "…"
 """Masks in a text that was cut short."""
 
@@ -52,8 +52,9 @@ def shade(alpha: float, most: float = 1.0) -> tuple[str, str]:
     return SHADES[level], f"rgb({int(90 + 150 * warmth)},{int(150 + 20 * warmth)},{int(220 - 130 * warmth)})"
 
 
-def legend(most: float) -> Text:
-    """What a reader of the live view sees; `most` is the alpha of the darkest shade, 0 without a carry."""
+def legend(most: float, given: bool = False) -> Text:
+    """What a reader of the live view sees; `most` is the alpha of the darkest shade, 0 without a carry; `given`:
+    whether a canvas gives tokens."""
     out = Text(f"{SHADES[0]} mask", style="dim")
     if most > 0:
         out.append("  ")
@@ -61,6 +62,8 @@ def legend(most: float) -> Text:
             out.append(character, style=shade(most * (level - 0.5) / (len(SHADES) - 1), most)[1])
         out.append(" mask with its last prediction, by weight")
     out.append(f"  {END} end  ")
+    if given:
+        out.append("given", style=f"not dim {GIVEN}").append("  ")
     out.append("new", style=f"not dim {NEW}")
     return out.append(" in this step")
 
@@ -68,12 +71,14 @@ def legend(most: float) -> Text:
 class Canvas:
     """The text so far, as a renderable: committed runs as text, masks as shades, no taller than the terminal."""
 
-    def __init__(self, pipeline: Pipeline, most: float = 1.0):
-        """`most` is the alpha of the darkest shade, the carry's `strongest`."""
+    def __init__(self, pipeline: Pipeline, most: float = 1.0, canvas: Sequence[int] = ()):
+        """`most` is the alpha of the darkest shade, the carry's `strongest`; `canvas` gives some of the tokens."""
         self.pipeline, self.most = pipeline, most
-        self.tokens: dict[int, int] = {}
+        mask = pipeline.settings.mask_token_id
+        self.tokens = {place: token for place, token in enumerate(canvas) if token != mask}
+        self.given = frozenset(self.tokens)
         self.new: set[int] = set()
-        self.masks: dict[int, float] = {}
+        self.masks = {place: 0.0 for place, token in enumerate(canvas) if token == mask}
         self.steps = 0
         self.cut: str | None = None
         """The answer before a stop string."""
@@ -113,7 +118,7 @@ class Canvas:
                 out.append(_apart(out.plain, END * (len(positions) if self.masks else 0)), style="dim")
             else:
                 words = neutral(self._words([self.tokens[position] for position in positions]))
-                out.append(_apart(out.plain, words), style=NEW if kind == "new" else "")
+                out.append(_apart(out.plain, words), style={"new": NEW, "given": GIVEN}.get(kind, ""))
         return out
 
     def committed(self) -> str:
@@ -142,6 +147,8 @@ class Canvas:
             return "mask"
         if self.tokens[position] in ends:
             return "end"
+        if position in self.given:
+            return "given"
         return "new" if position in self.new else "old"
 
     def _words(self, ids: list[int]) -> str:
@@ -159,7 +166,7 @@ class Canvas:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = options.height or console.height
         lines = list(self.text().wrap(console, options.max_width))
-        below = list(legend(self.most).wrap(console, options.max_width))
+        below = list(legend(self.most, bool(self.given)).wrap(console, options.max_width))
         below = below if len(below) <= height // 4 else []  # a small terminal shows the text
         yield from lines[-max(1, height - len(below) - 3) :]
         told = f"step {self.steps}" if self.steps else "reading the prompt ..."
@@ -175,23 +182,26 @@ def _apart(before: str, text: str) -> str:
     return f" {text}" if marks and text and not text[0].isspace() else text
 
 
-def follow(pipeline: Pipeline, events: Iterator[Event], console: Console | None = None, most: float = 1.0) -> Finished:
+def follow(
+    pipeline: Pipeline, events: Iterator[Event], console: Console | None = None, most: float = 1.0,
+    canvas: Sequence[int] = (),
+) -> Finished:  # fmt: skip
     """Show the events of one prompt as they come (nothing where the output is no terminal), and print its text; returns
-    the last. `most` is the alpha of the darkest shade.
+    the last. `most` is the alpha of the darkest shade; `canvas` is what the answer's tokens are given by.
 
     The moving part is taken away at the end and the whole text printed, however long it is: one line of the text is one
     line, whatever the terminal's width. Ctrl-C prints what is committed and raises `Stopped`.
     """
-    canvas = Canvas(pipeline, most)
+    view = Canvas(pipeline, most, canvas)
     try:
         with closing(events):  # type: ignore[type-var]
-            done = _watch(canvas, events, console or Console())
+            done = _watch(view, events, console or Console())
     except KeyboardInterrupt as error:
-        text = canvas.committed()
+        text = view.committed()
         if text:
             show(text)
-        steps = counted(canvas.steps, "denoising step")
-        raise Stopped(text, f"{counted(len(canvas.tokens), 'token')} committed in {steps}" if text else "") from error
+        steps, tokens = counted(view.steps, "denoising step"), len(view.tokens) - len(view.given)
+        raise Stopped(text, f"{counted(tokens, 'token')} committed in {steps}" if text else "") from error
     show(pipeline.generation(done, 0.0).text)
     return done
 

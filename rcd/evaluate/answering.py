@@ -51,6 +51,7 @@ class Job:
     prompt: Sequence[int]
     config: DecodeConfig
     """Resolved, with the prompt's own seed."""
+    canvas: Sequence[int] = ()
 
 
 def answers(
@@ -91,9 +92,10 @@ def answers(
             yield answer
 
 
-def settle(pipeline: Pipeline, config: DecodeConfig, longest: int, exact: bool) -> DecodeConfig:
-    """The configuration for prompts of up to so many tokens; `exact`: on a CPU, no bit depends on the batch."""
-    resolved = pipeline.resolve(config, longest)
+def settle(pipeline: Pipeline, config: DecodeConfig, longest: int, exact: bool, canvas: int = 0) -> DecodeConfig:
+    """The configuration for prompts of up to so many tokens, and a canvas of so many; `exact`: on a CPU, no bit depends
+    on the batch."""
+    resolved = pipeline.resolve(config, longest, canvas)
     return replace(resolved, batch_invariant=resolved.batch_invariant or (exact and _on_cpu(pipeline)))
 
 
@@ -191,7 +193,7 @@ class _Together:
             try:
                 handle = self.pipeline.submit(
                     job.prompt, job.config, reference=self.reference, row=job.number, wait=True, rows=self.rows,
-                    events=self.events, probe=self._probe(job.number),
+                    events=self.events, probe=self._probe(job.number), canvas=job.canvas,
                 )  # fmt: skip
             except RCDError as error:
                 refused.append(Unanswered(job.number, error))

@@ -322,3 +322,16 @@ def test_whatever_a_line_holds_it_stops_no_other(folder: Path, line: bytes, why:
     bad, good = sorted(answer(rcd.load(folder / "model", device="cpu"), lines, CONFIG), key=lambda row: row["line"])
     assert why in bad["error"] and "\n" not in bad["error"] and good["tokens"]
     json.dumps([bad, good], allow_nan=False)
+
+
+def test_a_line_may_have_a_canvas(folder: Path, tmp_path: Path) -> None:
+    lines = [
+        {"ids": [7, 8, 9], "canvas": "[MASK:2] sees [MASK]"}, {"ids": [7, 8, 9], "canvas": [1, 2, 3, 4]},
+        {"prompt": "the fox", "canvas": {"a": 1}}, {"ids": [7, 8, 9]},
+    ]  # fmt: skip
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run(folder, tmp_path / "out.jsonl", "--max-new-tokens", "4", given=tmp_path / "in.jsonl")
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert found[0]["given"] == 1 and len(found[0]["ids"]) == 4
+    assert "has no mask" in found[1]["error"] and "canvas is a text or a list" in found[2]["error"]
+    assert "given" not in found[3]

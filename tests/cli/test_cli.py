@@ -315,3 +315,30 @@ def test_an_output_that_is_full_is_one_sentence(folder: str, tmp_path: Path) -> 
         assert done.stderr.splitlines()[-1] == (
             "rcd: the output cannot be written (the disk is full); make room, or write it elsewhere."
         )
+
+
+def test_a_canvas_is_filled_in(folder: str) -> None:
+    flags = ["--model", folder, "--device", "cpu", "--threshold", "1", "--json"]
+    code, printed, _ = call("generate", "the old", "--canvas", "[MASK:3] sees a [MASK]", *flags)
+    found = json.loads(printed)
+    assert code == 0 and (len(found["ids"]), found["given"], found["tokens"]) == (6, 2, 4)
+    alone = json.loads(call("generate", "--canvas", "the old [MASK:3] sees a [MASK]", *flags)[1])
+    assert alone["ids"] == found["ids"]
+    by_ids = json.loads(call("generate", "--ids", "2 35", "--canvas", "[MASK:2] 7 [MASK]", *flags)[1])
+    assert by_ids["ids"][2] == 7 and by_ids["given"] == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["a", "--canvas", "[MASK:x]"], "is no number of masks"),
+        (["a", "--canvas", "the fox"], "has no mask"),
+        (["a", "--canvas", "[MASK:9]", "--max-new-tokens", "4"], "has 9 tokens and max_new_tokens is 4"),
+        (["--canvas", "[MASK:2] fox"], "the prompt is empty"),
+        (["--ids", "5", "--canvas", "a [MASK]"], "--ids takes whole numbers"),
+        (["--canvas", "a [MASK]", "--input", "x", "--output", "y"], "--canvas is for a single prompt"),
+    ],
+)
+def test_a_canvas_that_cannot_be_filled_in_is_one_sentence(folder: str, args: list[str], said: str) -> None:
+    code, _, error = call("generate", *args, "--model", folder, "--device", "cpu")
+    assert code and isinstance(error, rcd.RCDError) and said in str(error)

@@ -170,3 +170,13 @@ def test_ctrl_c_keeps_what_is_committed(model: str, terminal: bool) -> None:
         assert shown.endswith(f"{seen.committed()}\r\n\r\x1b[K{told}\r\n") and "\x1b[?25h" in shown
     else:
         assert (shown, heard) == (f"{seen.committed()}\n", f"{told}\n")
+
+
+def test_given_tokens_are_told_apart_from_masks_and_from_new_ones(model: str) -> None:
+    pipeline = rcd.load(model)
+    canvas = pipeline.canvas_ids("[MASK:2] sees a [MASK:2]")
+    view = Canvas(pipeline, 0.0, canvas)
+    told = view.text()
+    assert "sees a" in told.plain and told.plain.count("·") == 4
+    assert [str(span.style) for span in told.spans].count("cyan") == 1
+    assert "given" in legend(0.0, True).plain and "given" not in legend(0.0).plain
