@@ -107,6 +107,7 @@ MAPPED: dict[str, Callable[[Case], rcd.DecodeConfig]] = {
     "sdar_low_confidence_dynamic": sdar,
     "sdar_random": sdar,
     "d2f_llada": d2f,
+    "d2f_dream": d2f,
     "entropy_bound": entropy_bound,
 }
 ENDS = {"llada_eos": [41, 49], "llada_conf": [41, 49]}
