@@ -19,6 +19,7 @@ from rcd.models.dtypes import pick_dtype as pick_dtype
 from rcd.models.experts import EXPERTS, Router
 from rcd.models.family import FamilySpec
 from rcd.models.filling import CODEBOOK, fill
+from rcd.models.gguf import read_gguf
 from rcd.models.lm import DiffusionLM, ModelSettings, WideNorm
 from rcd.models.quantise import Quantisation, check_installed
 from rcd.models.room import check_room
@@ -81,9 +82,9 @@ def open_checkpoint(
     if path.is_file():
         if path.suffix != ".gguf":
             raise RCDError(f"{path} is a file; give the checkpoint's folder, or a .gguf file.")
-        config, state, tokenizer = src.read_gguf(path)
+        weights: src.Weights
+        config, weights, tokenizer = read_gguf(path)
         rcd = RCDFile()
-        weights: src.Weights = src.Held(state)
     else:
         if not (path / "config.json").is_file():
             raise RCDError(f"{path} is no checkpoint: it has no config.json.")
@@ -119,6 +120,9 @@ def load(
     if quantise is not None:
         check_installed()
     opened = open_checkpoint(source, family=family, revision=revision, **overrides)
+    tensors, layers = sum(1 for _ in opened.weights.headers()), opened.backbone_config["num_hidden_layers"]
+    if layers > tensors:  # before as many are made
+        raise RCDError(f"{opened.path} is said to have {layers} layers, and holds {tensors} tensors.")
     model = build(opened.spec, opened.settings, opened.backbone_config)
     kind = computed(opened, model, target, dtype)
     check_room(model, opened.weights, opened.path, target, kind, quantise)

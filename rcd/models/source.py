@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,6 @@ from rcd.data import hub
 from rcd.errors import RCDError, first_line
 from rcd.models import bundled
 from rcd.models.settings import read_json
-from rcd.terminal import show
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -102,19 +100,6 @@ class Weights(Protocol):
 
 
 @dataclass(frozen=True)
-class Held:
-    """Tensors that are in memory already."""
-
-    state: dict[str, Tensor]
-
-    def headers(self) -> Iterable[tuple[str, tuple[int, ...], torch.dtype]]:
-        return [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in self.state.items()]
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return iter(self.state.items())
-
-
-@dataclass(frozen=True)
 class Folder:
     """Those of a folder's safetensors files."""
 
@@ -163,7 +148,7 @@ def tokenizer(folder: Path) -> Any | None:
     for file, reader in readers.items():
         if (folder / file).is_file():
             try:
-                with _quiet():
+                with quiet():
                     return reader.from_pretrained(str(folder), trust_remote_code=False)
             except Exception as error:  # tokenizers raise whatever their files provoke
                 failure = failure or error
@@ -173,7 +158,7 @@ def tokenizer(folder: Path) -> Any | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """transformers comments on model types that are not its own, and shows bars; the families here are ours to know."""
     from transformers.utils import logging
 
@@ -186,50 +171,6 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
-
-
-def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Any | None]:
-    """(config, tensors, tokenizer) of a GGUF file, dequantised to fp32 by transformers."""
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise RCDError(f"{path} is not a GGUF file: it does not begin with the letters GGUF.")
-    try:
-        import accelerate  # noqa: F401 (transformers' reader asks for it)
-        import gguf
-    except ImportError as error:
-        raise RCDError(
-            "reading GGUF needs the gguf package: pip install 'residual-context-diffusion[gguf]'."
-        ) from error
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    place = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    try:
-        fields = set(gguf.GGUFReader(path).fields)
-        with _quiet():
-            model, loading = AutoModelForCausalLM.from_pretrained(
-                **place, dtype=torch.float32, output_loading_info=True
-            )
-    except Exception as error:  # the reader raises plain ValueError, KeyError and struct errors alike
-        raise RCDError(f"the GGUF file {path} cannot be read ({first_line(error)}).") from error
-    config = model.config.to_dict()
-    config.pop("quantization_config", None)
-    if "tokenizer.ggml.eos_token_id" not in fields:
-        config["eos_token_id"] = None  # else the architecture's default, which names an ordinary token here
-    state = dict(model.state_dict())
-    tied = {"lm_head.weight"} if config.get("tie_word_embeddings") else set()
-    for name in tied:
-        state.pop(name, None)
-    lost = {*loading["missing_keys"], *(key[0] for key in loading["mismatched_keys"])} - tied
-    if lost:
-        raise RCDError(f"the GGUF file {path} lacks {len(lost)} tensor(s), first {min(lost)}; get the file again.")
-    words = None
-    if "tokenizer.ggml.tokens" in fields:
-        try:
-            with _quiet():
-                words = AutoTokenizer.from_pretrained(**place)
-        except Exception as error:  # a vocabulary that transformers cannot convert
-            show(f"rcd: note: the tokenizer in {path} cannot be read ({first_line(error)})", sys.stderr)
-    return config, state, words
 
 
 LARGE, ENDS = 1 << 26, 1 << 20
