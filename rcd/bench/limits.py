@@ -10,6 +10,7 @@ import torch
 
 from rcd.bench.workload import Workload
 from rcd.decode.slots import position_bytes
+from rcd.models.experts import mixtures
 from rcd.models.lm import DiffusionLM
 
 
@@ -45,6 +46,21 @@ def weight_bytes(model: DiffusionLM) -> int:
     return model.bytes - (not tied) * model.codebook.untyped_storage().nbytes()
 
 
+def unread_bytes(model: DiffusionLM, tokens: int) -> int:
+    """Of the experts that none of so many tokens goes to, if all are chosen alike: (1 - K/E)^tokens of all E."""
+    unread = 0.0
+    for router, experts in mixtures(model.backbone):
+        kept = (*experts.parameters(), *experts.buffers())
+        size = sum(each.numel() * each.element_size() for each in kept)
+        unread += size * (1 - router.top_k / router.count) ** tokens
+    return int(unread)
+
+
 def step_bytes(model: DiffusionLM, load: Workload) -> int:
     """The weights, and the keys and values in the middle of the answer."""
-    return weight_bytes(model) + position_bytes(model) * load.batch * (load.prefix + load.new_tokens // 2)
+    tokens = load.batch * (load.new_tokens + load.prefix if load.window == "bidirectional" else load.block_length)
+    return (
+        weight_bytes(model)
+        - unread_bytes(model, tokens)
+        + position_bytes(model) * load.batch * (load.prefix + load.new_tokens // 2)
+    )

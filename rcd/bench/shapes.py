@@ -45,6 +45,27 @@ def _llada(layers: int, width: int, ffn: int, heads: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _sdar_moe(layers: int, width: int, heads: int, experts: int, ffn: int) -> dict[str, Any]:
+    return {
+        **_qwen3(layers, width, 3 * width, heads), "architectures": ["SDARMoeForCausalLM"], "model_type": "sdar_moe",
+        "num_key_value_heads": 4, "num_experts": experts, "num_experts_per_tok": 8, "moe_intermediate_size": ffn,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    }  # fmt: skip
+
+
+def _llada2(layers: int, width: int, ffn: int, heads: int, expert: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LLaDA2MoeModelLM"], "model_type": "llada2_moe", "vocab_size": 157184, "hidden_size": width,
+        "intermediate_size": ffn, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": 4,
+        "head_dim": 128, "hidden_act": "silu", "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+        "rope_theta": 600000, "partial_rotary_factor": 0.5, "tie_word_embeddings": False, "num_experts": 256,
+        "num_experts_per_tok": 8, "moe_intermediate_size": expert, "num_shared_experts": 1, "n_group": 8,
+        "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "score_function": "sigmoid",
+        "first_k_dense_replace": 1, "use_qk_norm": True, "use_bias": False, "use_qkv_bias": False,
+        "pad_token_id": 156892,
+    }  # fmt: skip
+
+
 TINY = {"head_dim": 16, "vocab_size": 2048, "mask_token_id": 2040, "eos_token_id": [2041]}
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -53,8 +74,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "sdar-4b": ("sdar", _qwen3(36, 2560, 9728)),
     "sdar-8b": ("sdar", _qwen3(36, 4096, 12288)),
     "sdar-tiny": ("sdar", {**_qwen3(2, 128, 256, heads=8), **TINY}),
+    "sdar-30b-a3b": ("sdar_moe", _sdar_moe(48, 2048, 32, 128, 768)),
     "llada-0.3b": ("llada", _llada(8, 1024, 3072, heads=16)),
     "llada-8b": ("llada", _llada(32, 4096, 12288, heads=32)),
+    "llada2-mini": ("llada2_moe", _llada2(20, 2048, 5120, 16, 512)),
+    "llada2-flash": ("llada2_moe", _llada2(32, 4096, 9216, 32, 1024)),
+    "llada2-tiny": ("llada2_moe", {**_llada2(2, 128, 256, 8, 64), **TINY, "num_experts": 32}),
 }
 LOGIT_STD = 7.0
 """Of the logits of a position over the vocabulary."""
@@ -89,7 +114,10 @@ def random_model(shape: str, device: torch.device, dtype: torch.dtype, seed: int
             if parameter.dim() == 1:
                 parameter.fill_(1.0)
             else:
-                parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith(spec.wide):
+                buffer.zero_()
         sharpen(model)
     return Checkpoint(model, config, None, RCDFile())
 

@@ -19,7 +19,8 @@ app = typer.Typer(no_args_is_help=True, help="What a step of decoding or trainin
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Also write the JSON object to this file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")]
-SHAPES = "sdar-8b, sdar-4b, sdar-1.7b, sdar-0.6b, llada-8b, llada-0.3b, sdar-tiny"
+LARGE = ("sdar-8b", "sdar-4b", "sdar-1.7b", "sdar-30b-a3b", "llada-8b", "llada2-mini", "llada2-flash")
+SHAPES = ", ".join((*LARGE, "sdar-0.6b", "llada-0.3b", "sdar-tiny", "llada2-tiny"))
 
 
 @app.command()
@@ -162,7 +163,7 @@ def numbers(flag: str, text: str) -> list[int]:
 
 
 def warn_of_size(shape: str, place: torch.device) -> None:
-    if place.type != "cuda" and shape in ("sdar-8b", "sdar-4b", "sdar-1.7b", "llada-8b"):
+    if place.type != "cuda" and shape in LARGE:
         note(f"a model of the size of {shape} takes minutes and much memory on a CPU; take sdar-0.6b or sdar-tiny")
 
 

@@ -28,6 +28,7 @@ def info(
 ) -> None:
     """Say what a checkpoint is and how it will be decoded."""
     from rcd.models.checkpoint import load, open_checkpoint
+    from rcd.models.tensors import active
 
     chosen: dict[str, Any] = dict(
         family=family, revision=revision, mask_token_id=mask_token_id, eos_token_ids=eos_token_id or None,
@@ -36,11 +37,13 @@ def info(
     opened = open_checkpoint(model, **chosen)
     headers = list(opened.weights.headers())
     settings, rcd = opened.settings, opened.rcd
+    used = active(opened.spec, opened.config, [(name, tuple(shape)) for name, shape, _ in headers])
     facts: dict[str, Any] = {
         "path": str(opened.path),
         "family": settings.family,
         "backbone": opened.spec.backbone,
         "parameters": sum(math.prod(shape) for _, shape, _ in headers),
+        **({} if used is None else {"active_parameters": used}),
         "dtypes": sorted({str(dtype).removeprefix("torch.") for _, _, dtype in headers}),
         "memory": memory(opened),
         "layers": opened.backbone_config.get("num_hidden_layers"),

@@ -29,6 +29,7 @@ class Router(nn.Module):
         super().__init__()
         self.weight: nn.Parameter = stock.weight
         self.top_k, self.normalised = int(stock.top_k), bool(stock.norm_topk_prob)
+        self.count = int(stock.num_experts)
 
     @staticmethod
     def replace_all(backbone: nn.Module) -> None:
@@ -98,6 +99,13 @@ ROUTERS: dict[str, type[Router]] = {"Qwen3MoeTopKRouter": SoftmaxRouter, "Glm4Mo
 
 def routers(backbone: nn.Module) -> Iterator[Router]:
     return (module for module in backbone.modules() if isinstance(module, Router))
+
+
+def mixtures(backbone: nn.Module) -> Iterator[tuple[Router, nn.Module]]:
+    """(router, experts) of every layer that has some."""
+    for module in backbone.modules():
+        if isinstance(getattr(module, "gate", None), Router):
+            yield module.gate, module.experts  # type: ignore[misc]
 
 
 def by_expert(experts: Any, hidden_ND: Tensor, chosen_NK: Tensor, weights_NK: Tensor) -> Tensor:

@@ -12,8 +12,11 @@ Shapes: F rows of a matrix of one expert, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,7 +83,7 @@ def put(state: dict[str, Tensor], shapes: Mapping[str, Shape], pieces: list[Piec
     part by part, so that no second copy of all experts is ever in memory."""
     for piece, part in zip(pieces, tensor.split([piece.shape[0] for piece in pieces]), strict=True):
         if piece.part is None:
-            state[piece.name] = part
+            state[piece.name] = part if len(pieces) == 1 else part.clone()
             continue
         held = state.get(piece.name)
         if held is None:
@@ -94,3 +97,16 @@ def taken(state: Mapping[str, Tensor], pieces: list[Piece]) -> Tensor:
     """The inverse: the checkpoint's tensor, a view of ours where it is one piece."""
     parts = [piece.of(state[piece.name]) for piece in pieces]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def active(spec: FamilySpec, config: Mapping[str, Any], shapes: Iterable[tuple[str, Shape]]) -> int | None:
+    """How many numbers of a checkpoint's tensors a token meets: of the experts', those of the ones it goes to. None
+    where there are no experts."""
+    if not spec.experts:
+        return None
+    theirs = (re.escape(name) for experts in spec.experts for name in experts.theirs)
+    expert = re.compile("|".join(name.replace(r"\{n\}", r"\d+").replace(r"\{e\}", r"\d+") for name in theirs))
+    sizes = {True: 0, False: 0}
+    for name, shape in shapes:
+        sizes[expert.fullmatch(name) is not None] += prod(shape)
+    return sizes[False] + sizes[True] * int(config["num_experts_per_tok"]) // int(config["num_experts"])

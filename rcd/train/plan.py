@@ -8,6 +8,8 @@ from typing import Any
 from rcd.data.rows import generated_tokenizer, rows_of
 from rcd.errors import RCDError
 from rcd.models.checkpoint import open_checkpoint
+from rcd.models.family import FamilySpec
+from rcd.models.tensors import Shape, active, layout_of, shape_of
 from rcd.train.config import TrainConfig
 from rcd.train.stage import BASE
 
@@ -23,8 +25,9 @@ def plan(name: str, config: TrainConfig, gpus: int = 8, base: TrainConfig | None
     `base` is the recipe's first stage, which a target may start from."""
     out = [f"{name}: {config.model}, data {config.data}, {config.method}"]
     start = base if base is not None and config.model == BASE else config
-    count, why = _parameters(start)
-    out.append(f"  parameters        {f'{count:,}' if count else f'unknown ({why})'}")
+    count, used, why = _parameters(start)
+    experts = f", {used:,} of them active" if used != count else ""
+    out.append(f"  parameters        {f'{count:,}{experts}' if count else f'unknown ({why})'}")
     examples, tokens, why = _data(config, start)
     steps = config.max_steps
     if steps is None and examples:
@@ -39,7 +42,7 @@ def plan(name: str, config: TrainConfig, gpus: int = 8, base: TrainConfig | None
     if count and steps and examples:
         computed = steps * config.total_batch * tokens / examples * 2  # the text and its noisy copy
         share = 0.4 if config.needs_reference else _more_passes(config) / 3  # forward alone is a third of a step
-        cost = 6 * count * computed * (1 + share)
+        cost = 6 * used * computed * (1 + share)
         trained = steps * config.total_batch * tokens // examples
         out.append(f"  trained on        {trained:,} tokens, {trained / max(1, tokens):.1f} times the data")
         out.append(_time(cost / (gpus * H100_FLOPS * ASSUMED_MFU), gpus))
@@ -65,18 +68,26 @@ def _time(seconds: float, gpus: int) -> str:
     return f"  time              {seconds / 3600:.1f} hours on {gpus} x H100 at {ASSUMED_MFU:.0%} utilisation"
 
 
-def _parameters(config: TrainConfig) -> tuple[int | None, str]:
+def _parameters(config: TrainConfig) -> tuple[int, int, str]:
+    """(all, those that a token meets, why they are unknown)."""
     if config.model.startswith("toy:"):
         from rcd.models.toy import toy
 
         shape: dict[str, Any] = {**config.toy, "vocab": len(generated_tokenizer(config.data))}
-        model = toy(config.model.removeprefix("toy:"), **shape).model
-        return sum(p.numel() for p in model.parameters()), ""
+        made = toy(config.model.removeprefix("toy:"), **shape)
+        layout = layout_of(made.model.spec, {name: tuple(p.shape) for name, p in made.model.named_parameters()})
+        return _counted(made.model.spec, made.config, [(name, shape_of(own)) for name, own in layout.items()])
     try:
         opened = open_checkpoint(config.model)
-        return sum(math.prod(shape) for _, shape, _ in opened.weights.headers()), ""
+        headers = [(name, tuple(shape)) for name, shape, _ in opened.weights.headers()]
+        return _counted(opened.spec, opened.config, headers)
     except RCDError as error:
-        return None, str(error).rstrip(".")
+        return 0, 0, str(error).rstrip(".")
+
+
+def _counted(spec: FamilySpec, config: dict[str, Any], tensors: list[tuple[str, Shape]]) -> tuple[int, int, str]:
+    whole, used = sum(math.prod(shape) for _, shape in tensors), active(spec, config, tensors)
+    return whole, whole if used is None else used, ""
 
 
 def _data(config: TrainConfig, start: TrainConfig) -> tuple[int | None, int, str]:

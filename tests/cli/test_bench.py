@@ -17,6 +17,8 @@ from rcd.bench import workload as loads
 from rcd.bench.shapes import SHAPES, checkpoint_for, described, random_model
 from rcd.cli.main import app
 from rcd.errors import RCDError
+from rcd.models.checkpoint import build
+from rcd.models.tensors import active, layout_of, shape_of
 from rcd.models.toy import toy
 
 TINY = "bench decode --shape sdar-tiny --prefix 32 --block-length 8 --blocks 2 --device cpu".split()
@@ -180,7 +182,7 @@ def test_every_window_is_measured(family: str, window: str) -> None:
 def test_what_a_step_must_read() -> None:
     model = random_model("sdar-tiny", torch.device("cpu"), torch.float32).model
     load = loads.Workload(block_length=8, batch=2, prefix=32, blocks=2)
-    weights = sum(p.numel() for p in model.parameters()) - model.codebook.numel()
+    weights = sum(p.numel() for p in (*model.parameters(), *model.buffers())) - model.codebook.numel()
     cache = 2 * 2 * 8 * 16 * 2 * (32 + 8)  # k and v, layers, heads, dimension, rows, positions
     assert limits.step_bytes(model, load) == 4 * (weights + cache)
 
@@ -190,7 +192,10 @@ def test_what_a_step_must_read() -> None:
     [
         (["--tokens-per-step", "3"], "does not divide the block length 8"),
         (["--shape", "words-rcd"], "did you mean 'bundled:words-rcd'?"),
-        (["--shape", "sdar-9b"], "sdar-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-tiny, llada-0.3b, llada-8b"),
+        (
+            ["--shape", "sdar-9b"],
+            "sdar-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-tiny, sdar-30b-a3b, llada-0.3b, llada-8b, llada2-mini",
+        ),
         (["--window", "dual"], "does not fit this checkpoint"),
         (["--window", "prefix"], "does not fit this checkpoint"),
         (["--window", "all"], "unknown window"),
@@ -226,9 +231,40 @@ def test_figures_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_described(shape: str) -> None:
     spec, _, backbone, settings = described(shape)
-    assert spec.name == shape.split("-")[0]
+    assert spec.name == SHAPES[shape][0]
     assert settings.eos_token_ids == ()
     assert settings.context_length == backbone["max_position_embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "billions", "used"),
+    [("llada2-mini", 16.26, 1.44), ("sdar-30b-a3b", 30.53, 3.35), ("llada2-flash", 102.9, 6.1)],
+)
+def test_shapes_with_experts_have_the_published_sizes(shape: str, billions: float, used: float) -> None:
+    spec, config, backbone, settings = described(shape)
+    model = build(spec, settings, backbone)
+    layout = layout_of(spec, {name: tuple(each.shape) for name, each in model.named_parameters()})
+    tensors = [(name, shape_of(pieces)) for name, pieces in layout.items()]
+    assert model.size == pytest.approx(billions * 1e9, rel=0.01)
+    assert active(spec, config, tensors) == pytest.approx(used * 1e9, rel=0.03)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_choose() -> None:
+    """Of 32 experts a token goes to 8; those that none of n tokens goes to are 0.75^n of all."""
+    model = random_model("llada2-tiny", torch.device("cpu"), torch.float32).model
+    experts = 4 * 32 * 3 * 64 * 128
+    assert limits.unread_bytes(model, 0) == experts
+    assert limits.unread_bytes(model, 2) == int(experts * 0.75**2)
+    dense = random_model("sdar-tiny", torch.device("cpu"), torch.float32).model
+    assert limits.unread_bytes(dense, 1) == 0
+    load = loads.Workload(batch=1, prefix=64, block_length=8, blocks=2)
+    whole = limits.weight_bytes(model) - limits.unread_bytes(model, 8)
+    assert whole < limits.step_bytes(model, load) < limits.weight_bytes(model)
+
+
+def test_a_model_with_experts_is_measured_like_any_other() -> None:
+    rows = json.loads(call(*(part.replace("sdar-tiny", "llada2-tiny") for part in STEPS), "--json").stdout)["rows"]
+    assert [row["method"] for row in rows] == ["stock", "stock loop", "SeqD", "RCD exact", "RCD kept"]
 
 
 def test_training_tells_both_objectives() -> None:

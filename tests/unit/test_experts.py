@@ -11,8 +11,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 import rcd
+from rcd.cli.main import app
 from rcd.errors import RCDError
 from rcd.models import checkpoint as ckpt
 from rcd.models import writing
@@ -225,3 +227,18 @@ def test_the_settings_are_the_familys() -> None:
     assert (LLADA2_MOE.block_length, LLADA2_MOE.mask_token_id, LLADA2_MOE.eos_token_ids) == (32, 156895, (156892,))
     assert (SDAR_MOE.block_length, SDAR_MOE.mask_token_id, SDAR_MOE.eos_token_ids) == (4, 151669, (151645, 151643))
     assert (LLADA2_MOE.shift, SDAR_MOE.shift) == (0, 0)
+
+
+def test_info_tells_what_a_token_meets(tmp_path: Path) -> None:
+    """Of 8 experts a token goes to 2, so that three quarters of the experts' numbers are idle."""
+    done = CliRunner().invoke(app, ["info", str(saved("sdar_moe", tmp_path / "a")), "--json", "--check"])
+    facts = json.loads(done.stdout)
+    experts = 2 * 8 * 3 * 64 * 32
+    assert facts["parameters"] == sum(t.numel() for t in tensors(tmp_path / "a").values())
+    assert facts["active_parameters"] == facts["parameters"] - experts * 3 // 4
+
+
+def test_matrices_that_one_tensor_held_count_once(tmp_path: Path) -> None:
+    """LLaDA2's q, k and v are one tensor in its files."""
+    model = ckpt.load(saved("llada2_moe", tmp_path / "a"), device="cpu").model
+    assert model.bytes == toy("llada2_moe").model.bytes
