@@ -81,39 +81,45 @@ def repeatable(value: Any) -> Any:
 
 def parse(number: int, row: dict[str, Any]) -> Line:
     """The prompt of a line and its settings."""
-    given = [name for name in PROMPTS if row.get(name) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "none of them"
-        raise RCDError(f"a line has one of prompt, messages and ids, and this one has {found}.")
+    prompt = prompt_of(row)
     for name in row:
         if name in ENGINES:
             raise RCDError(f"{name} is a setting of all lines; give it on the command line.")
         if name not in FIELDS:
             raise no_setting("a line", name, FIELDS)
-    (kind,) = given
-    _check(kind, row[kind])
     canvas = row.get("canvas")
     if canvas is not None and not isinstance(canvas, str):
         if not isinstance(canvas, list):
-            raise RCDError(f"canvas is a text or a list of token ids, not {_short(canvas)}.")
-        _check("canvas", canvas)
-    return Line(number, row[kind], {name: row[name] for name in REQUEST if name in row}, canvas)
+            raise RCDError(f"canvas is a text or a list of token ids, not {short(canvas)}.")
+        check_kind("canvas", canvas)
+    return Line(number, prompt, {name: row[name] for name in REQUEST if name in row}, canvas)
 
 
-def _check(kind: str, value: Any) -> None:
+def prompt_of(row: dict[str, Any]) -> Any:
+    given = [name for name in PROMPTS if row.get(name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none of them"
+        raise RCDError(f"a line has one of prompt, messages and ids, and this one has {found}.")
+    (kind,) = given
+    check_kind(kind, row[kind])
+    return row[kind]
+
+
+def check_kind(kind: str, value: Any) -> None:
+    """What a field of a line holds."""
     if kind == "prompt" and not isinstance(value, str):
-        raise RCDError(f"prompt is a text, not {_short(value)}.")
+        raise RCDError(f"prompt is a text, not {short(value)}.")
     if kind in ("ids", "canvas"):
         odd = value if not isinstance(value, list) else next((one for one in value if type(one) is not int), None)
         if odd is not None:
-            raise RCDError(f"{kind} is a list of whole numbers, not {_short(odd)}.")
+            raise RCDError(f"{kind} is a list of whole numbers, not {short(odd)}.")
     if kind == "messages":
         good = isinstance(value, list) and value and all(isinstance(one, dict) for one in value)
         if not (good and all(isinstance(one.get(name), str) for one in value for name in ("role", "content"))):
             raise RCDError('messages is a list of objects such as {"role": "user", "content": "a text"}.')
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else f"{text[:40]}..."
 

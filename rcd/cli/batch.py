@@ -66,10 +66,10 @@ def run(batch: Batch) -> None:
     else:
         outcome = _shared(batch, asked, given)
     if outcome is not None:
-        _tell(outcome, batch.output)
+        tell(outcome, batch.output)
 
 
-def _tell(outcome: Outcome, output: str) -> None:
+def tell(outcome: Outcome, output: str) -> None:
     if outcome.bad:
         raise RCDError(outcome.complaint("the output" if output == "-" else output))
     print(f"{counted(outcome.answered, 'line')} answered", file=sys.stderr)
@@ -104,7 +104,7 @@ def _streamed(batch: Batch, asked: DecodeConfig, given: Input) -> Outcome:
     total = given.scan().count if given.again else None
     pipeline, second, config = _opened(batch, asked, batch.source)
     settings_of(pipeline, batch.source, config, batch.chat)
-    with _stream_to(batch.output) as out, progress(total) as show:
+    with stream_to(batch.output) as out, progress(total) as show:
         ordered = Ordered(out)
         lines = ordered.noted(given)
         ahead = SORTED if given.again else 1  # who writes into a pipe may wait for an answer
@@ -120,7 +120,7 @@ def _streamed(batch: Batch, asked: DecodeConfig, given: Input) -> Outcome:
 
 
 @contextmanager
-def _stream_to(output: str) -> Iterator[IO[str]]:
+def stream_to(output: str) -> Iterator[IO[str]]:
     from rcd.batch.lines import STREAM
 
     if output == STREAM:
@@ -161,7 +161,7 @@ def _shared(batch: Batch, asked: DecodeConfig, given: Input) -> Outcome | None:
     lines = given.at(mine.numbers, mine.offsets)
     records = answer(pipeline, lines, config, reference=second, chat=batch.chat, batch=batch.rows)
     speaks = state.is_main_process
-    return _kept(records, output, mine.count, held.count, process=state.process_index, speaks=speaks)
+    return kept(records, output, mine.count, held.count, process=state.process_index, speaks=speaks)
 
 
 def _on_a_cluster(batch: Batch, asked: DecodeConfig, given: Input) -> Outcome | None:
@@ -175,10 +175,10 @@ def _on_a_cluster(batch: Batch, asked: DecodeConfig, given: Input) -> Outcome | 
     output.claim()
     held = output.held()
     mine = scan.without(held)
-    return _kept(cluster.records(mine.numbers, mine.offsets), output, mine.count, held.count)
+    return kept(cluster.records(mine.numbers, mine.offsets), output, mine.count, held.count)
 
 
-def _kept(
+def kept(
     records: Generator[dict[str, Any]], output: Output, pending: int, held: int, process: int = 0, speaks: bool = True
 ) -> Outcome | None:
     """Every record on the disk as soon as it is there, and at the end all of them in order."""

@@ -158,13 +158,14 @@ def _entries(names: Sequence[str], carry: bool) -> list[Entry]:
 
 
 def _others(also: Mapping[str, str] | None) -> dict[str, list[Entry]]:
-    """The settings of other classes, by panel."""
+    """The settings of other classes, by panel; a carry is --carry's."""
     from importlib import import_module
 
     from rcd.settings import entries
 
     named = {panel: path.partition(":") for panel, path in (also or {}).items()}
-    return {panel: entries(getattr(import_module(module), name)) for panel, (module, _, name) in named.items()}
+    found = {panel: entries(getattr(import_module(module), name)) for panel, (module, _, name) in named.items()}
+    return {panel: [entry for entry in each if entry.name != "carry"] for panel, each in found.items()}
 
 
 def _given(context: Any, kwargs: dict[str, Any], entries: Sequence[Entry]) -> dict[str, Any]:

@@ -101,13 +101,13 @@ def generate(
     asked = decoding.config()  # flags are checked before a large model is read
     if carry is None or not carry.startswith(opt.TRAINED):
         decoding.chosen(carry, None)
-    tokens = _parse_ids(question) if ids and question is not None else None
+    tokens = parse_ids(question) if ids and question is not None else None
 
     pipeline = load(model, device=device, dtype=dtype, quantize=quantize, **overrides)
     second = load(reference, device=device, dtype=dtype, quantize=quantize) if reference else None
     limit_threads([pipeline, second], threads)
     chosen, idle = decoding.chosen(carry, pipeline.checkpoint.rcd.carry)
-    layout = canvas if canvas is None or not ids else blanks.read(canvas, _parse_ids, pipeline.settings.mask_token_id)
+    layout = canvas if canvas is None or not ids else blanks.read(canvas, parse_ids, pipeline.settings.mask_token_id)
     encoded, canvases = pipeline.encode_both(tokens if tokens is not None else question, chat, layout)
     config = pipeline.resolve(replace(asked, carry=chosen), len(encoded[0]), len(canvases[0]))
     note_model(model, pipeline, config.window)
@@ -162,7 +162,7 @@ def _read() -> str:
         raise RCDError("what standard input holds is no text in UTF-8; give a text.") from error
 
 
-def _parse_ids(text: str) -> list[int]:
+def parse_ids(text: str) -> list[int]:
     try:
         return [int(part) for part in text.replace(",", " ").split()]
     except ValueError as error:

@@ -27,6 +27,7 @@ from rcd.cli import (
     lm_eval,
     recall,
     reproduce,
+    score,
     serve,
     sweep,
     train,
@@ -77,6 +78,7 @@ app = typer.Typer(
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
+app.command("score")(score.score)
 app.command("serve")(serve.serve)
 app.command("list")(listing.show)
 app.command("info")(info.info)
