@@ -143,7 +143,7 @@ def decoded(pipeline: rcd.Pipeline, prompts: list[list[int]], configs: list[rcd.
 @pytest.mark.parametrize("name", MAPPED)
 def test_every_rule_decodes_as_the_code_that_it_comes_from(name: str, way: str) -> None:
     chosen, family = cases(name), model_of(name)
-    overrides = {"eos_token_ids": ENDS[name]} if name in ENDS else {}
+    overrides: Any = {"eos_token_ids": ENDS[name]} if name in ENDS else {}
     pipeline = rcd.load(FIXTURES / family / "model", device="cpu", **overrides)
     pipeline.model.double()
     ends = list(pipeline.model.settings.eos_token_ids)
@@ -159,5 +159,5 @@ def same(case: Case, ours: Case, ends: list[int]) -> bool:
     new = case.get("gen_length", case.get("max_new_tokens"))
     steps = ours["committed_per_step"]
     ended = any(token in ends for token in case["ids"][:new])
-    theirs = case.get("committed_per_step", steps)
+    theirs: Any = case.get("committed_per_step", steps)
     return ours["ids"] == until_end(case["ids"][:new], ends) and steps == (theirs[: len(steps)] if ended else theirs)
