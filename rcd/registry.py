@@ -58,6 +58,8 @@ PARTS: dict[str, dict[str, str]] = {
         "entropy": "rcd.diffusion.commit:entropy",
         "topk_margin": "rcd.diffusion.commit:topk_margin",
         "entropy_bound": "rcd.diffusion.commit:entropy_bound",
+        "klass": "rcd.diffusion.commit:klass",
+        "joint_threshold": "rcd.diffusion.commit:joint_threshold",
     },
     # what predictions are ranked by
     "score": {

@@ -22,7 +22,7 @@ from rcd.decode.config import rounded
 from rcd.decode.filling import Filling, Piece, Segment
 from rcd.decode.flight import another, decoded_share, least, prefill_piece
 from rcd.decode.requests import Serving, Size
-from rcd.decode.rows import Pass, Region, Rows, broken, finish, hand_on, move, picked, report, write
+from rcd.decode.rows import Pass, Region, Rows, broken, finish, hand_on, move, picked, report, stay_open, write
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
 from rcd.decode.stopping import is_end
@@ -114,7 +114,7 @@ class Blocks(Window):
         row_P = torch.where(going, own, rows.nobody)
         block_P = torch.where(going, block[:served], 0)
         left = self._left(seen.needed)
-        flying = self._added(rows) & (left > 0)
+        flying = self._added(rows) & self._unfinished(rows, left)
         share = self._share(rows, seen, left)
         wanted, counts, due = least(
             share, flying, self._steps(rows), rows.steps, self.terms.config, self.terms.rules, left
@@ -166,13 +166,15 @@ class Blocks(Window):
         terms, took = self.terms, made.took
         ids, _, needed = write(rows, made, outcome, terms)
         masks, there = self._left(needed), self._added(rows)
-        flying = there & (masks > 0)
+        if terms.rule.post_edits:
+            stay_open(rows, made, outcome, masks[made.row, made.block], terms)
+        flying = there & self._unfinished(rows, masks)
         hand_on(rows, made, outcome, flying[made.row, made.block])
         first = (there & ~flying).long().cumprod(-1).sum(-1)
         left = masks.gather(1, first.clamp_max(self.states - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)
         ends = (is_end(ids, rows.ends) & made.seen.ending).unflatten(1, (self.states, -1)).any(-1)
-        ended = rows.ended | (ends & there).any(-1)
+        ended = self._ended(rows, (ends & there).any(-1))
         more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
         share = self._share(rows, made.seen, masks).gather(1, last).squeeze(1)
         ahead = rows.ahead - first
@@ -248,10 +250,28 @@ class Blocks(Window):
 
     def _steps(self, rows: Rows) -> Tensor:
         """[R + 1, W] each block's steps."""
+        return self._of_blocks(rows, rows.step)
+
+    def _of_blocks(self, rows: Rows, values: Tensor) -> Tensor:
+        """[R + 1, W] a number that each block has, of [(R + 1) W]."""
         if self.states == 1:
-            return rows.step[:, None]
+            return values[:, None]
         number = rows.start[:, None] // self.terms.b + torch.arange(self.states, device=rows.start.device)
-        return rows.step.view(-1, self.states).gather(1, number % self.states)
+        return values.view(-1, self.states).gather(1, number % self.states)
+
+    def _unfinished(self, rows: Rows, left: Tensor) -> Tensor:
+        """[R + 1, W] the blocks that have masks left, or that stay open without."""
+        masks = left > 0
+        return masks | (self._of_blocks(rows, rows.post) > 0) if self.terms.rule.post_edits else masks
+
+    def _ended(self, rows: Rows, here: Tensor) -> Tensor:
+        """[R + 1] whether an end token was seen, before or `here`; if it may be replaced, whether there is one."""
+        if not self.terms.revises or self.terms.early:
+            return rows.ended | here
+        position = torch.arange(rows.capacity, device=here.device)
+        until = rows.limit.minimum(rows.start + rows.ahead * self.terms.b)
+        inside = (position >= rows.closing[:, None]) & (position < until[:, None])
+        return (is_end(rows.text, rows.ends) & inside).any(-1)
 
     def _placed(
         self, rows: Rows, active: Tensor, pending: Tensor, served: int, slots: int

@@ -21,7 +21,21 @@ from rcd.carry.base import CarryState, places
 from rcd.decode.config import CACHED, canvas_length, rounded
 from rcd.decode.filling import Filling, Segment
 from rcd.decode.requests import Serving, Size
-from rcd.decode.rows import Pass, Region, Rows, broken, chosen, finish, hand_on, in_blocks, move, picked, report, write
+from rcd.decode.rows import (
+    Pass,
+    Region,
+    Rows,
+    broken,
+    chosen,
+    finish,
+    hand_on,
+    in_blocks,
+    move,
+    picked,
+    report,
+    stay_open,
+    write,
+)
 from rcd.decode.slots import Slots
 from rcd.decode.step import Outcome
 from rcd.decode.terms import Terms
@@ -72,7 +86,8 @@ class Canvas(Window):
     @property
     def carried(self) -> bool:
         """Whether every block of the canvas has a state, or the current one alone."""
-        return self.terms.config.carry_scope == "canvas" and self.terms.carry.carries
+        kept = self.terms.carry.carries or self.terms.rule.remembers is not None
+        return self.terms.config.carry_scope == "canvas" and kept
 
     @property
     def states(self) -> int:
@@ -179,6 +194,7 @@ class Canvas(Window):
         return Pass(
             ids, slots, seen, took, torch.zeros_like(took), row_P, block_P, state, masked, candidates, inject,
             schedule.quota(*given) * here, here, share,
+            rows.step[state] < terms.config.klass_history - 1 if terms.rule.remembers is not None else None,
         )  # fmt: skip
 
     def starting(
@@ -209,9 +225,13 @@ class Canvas(Window):
         the report."""
         terms, took = self.terms, made.took
         _, masked, needed = write(rows, made, outcome, terms)
-        open_ = needed.unflatten(1, (self.most, -1)).sum(-1)
+        open_, current = needed.unflatten(1, (self.most, -1)).sum(-1), self._current(rows)
         first = torch.where(open_ > 0, torch.arange(self.most, device=took.device), self.most).amin(-1)
-        moved, block = first != self._current(rows), first.clamp_max(self.most - 1)
+        if terms.rule.post_edits:
+            stay_open(rows, made, outcome, open_[made.row, made.block], terms)
+            stays = rows.post[rows.number * self.states + (current if self.carried else 0)] > 0
+            first = torch.where(stays, current, first)
+        moved, block = first != current, first.clamp_max(self.most - 1)
         hand_on(rows, made, outcome, took[made.row] & (self.carried | ~moved[made.row]))
         step = rows.step[rows.number * self.states + (block if self.carried else 0)]
         due = moved | (step % self.every == 0) if self.every is not None else moved

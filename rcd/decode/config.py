@@ -96,6 +96,9 @@ class DecodeConfig(RequestSettings):
     """What the commit rule ranks them by (`rcd list score`). None: the rule's own."""
     schedule: str | None = setting(default=None, choices="schedule")
     """How many a step commits at least (`rcd list schedule`). None: the rule's own."""
+    klass_history: int = setting(default=2, ge=1, le=64)
+    """Of the commit rule `klass`: for how many steps n a prediction must have been stable. On a canvas none counts as
+    stable in the first n - 1 steps of a block, as in KLASS's own code."""
     confidence: str | None = setting(default=None, choices=("tempered", "untempered", "filtered"))
     """`tempered` (softmax(z / temperature), SDAR's evaluator), `untempered` (softmax(z), LLaDA) or `filtered` (after
     top-k and top-p as well, at temperature 0 too; SDAR's generate.py, Dream). None: as the commit rule is published,

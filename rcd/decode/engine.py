@@ -78,7 +78,8 @@ class Engine:
         with torch.inference_mode():
             wide = torch.promote_types(model.codebook.dtype, torch.float32)
             cold = carry.cold((states, terms.b), model.codebook)
-            self.rows = Rows.empty(rows, self.window.states, room, terms, cold, wide)
+            memory = rules.remembered((states, terms.b), settings.vocab_size, config.klass_history, model.codebook)
+            self.rows = Rows.empty(rows, self.window.states, room, terms, cold, memory, wide)
         on_gpu = model.device.type == "cuda"
         graphs = on_gpu and graphs is not False and all(each.replayable for each in self.models)
         rules = rules.summarising(model, config, self.target.parts)
@@ -149,7 +150,7 @@ class Engine:
             row, sent([*prompt, *filling.ids], model.device), ends, mask, prompt=length, limit=length + new,
             closing=length + filling.last, serial=-1, fresh=starts,
             seed=signed(settings.seed), steps=settings.num_inference_steps or 0, scale=settings.residual_scale,
-            **{name: getattr(settings, name) for name in (*FRACTIONS, "top_k") if name != "scale"},
+            **{name: getattr(settings, name) for name in (*FRACTIONS, "top_k", "max_post_steps") if name != "scale"},
             **own,
         )  # fmt: skip
         generator = None

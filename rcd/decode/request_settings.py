@@ -8,6 +8,10 @@ from rcd.settings import setting, settings
 MOST_STOP_IDS = 8
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_LOGPROBS = 20
+UNBOUNDED = (
+    "max_new_tokens", "factor", "entropy_bound", "kl_threshold", "edit_threshold", "max_post_steps", "alg_temp",
+    "num_inference_steps", "temperature", "top_k",
+)  # fmt: skip
 MOST = 2**31 - 1
 """Of any number that is written into a tensor."""
 
@@ -32,6 +36,14 @@ class RequestSettings:
     """Of the commit rules `factor` and `factor_strict`: larger commits more."""
     entropy_bound: float = setting(default=0.1, ge=0, why="0 commits one token a step")
     """Of the commit rule `entropy_bound`, in nats: larger commits more."""
+    kl_threshold: float = setting(default=0.01, ge=0, why="0 commits one token a step")
+    """Of the commit rule `klass`, in nats: larger commits more."""
+    edit_threshold: float = setting(default=0.5, ge=0, why="1 edits nothing")
+    """Of the commit rule `joint_threshold`: a token of the unfinished block is replaced by a prediction that is surer
+    than this. 0 replaces wherever the prediction differs, 1 nowhere."""
+    max_post_steps: int = setting(default=16, ge=0)
+    """Of the commit rule `joint_threshold`: at most so many steps of a block without masks, which goes on while tokens
+    are replaced."""
     alg_temp: float = setting(default=0.0, ge=0, why="0 takes the best")
     """Of Dream's commit rules `maskgit_plus`, `entropy` and `topk_margin`: above 0, what is committed is drawn from
     softmax(score / alg_temp)."""

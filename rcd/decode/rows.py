@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from rcd.carry.base import CarryState
+from rcd.decode.choice import ChoiceInputs, choice_noise
 from rcd.decode.request_settings import MOST_STOP_IDS
 from rcd.decode.requests import RowReport
 from rcd.decode.slots import Slots
-from rcd.decode.step import ChoiceInputs, Open, Outcome, StepInputs, StepSettings, choice_noise
+from rcd.decode.step import Open, Outcome, StepInputs, StepSettings
 from rcd.decode.stopping import revisable, settle, unsettled
 from rcd.decode.terms import Features, Terms
 from rcd.diffusion.noise import uniform_of
@@ -77,6 +78,9 @@ class Rows:
     threshold: Tensor
     factor: Tensor
     entropy_bound: Tensor
+    kl_threshold: Tensor
+    edit_threshold: Tensor
+    max_post_steps: Tensor
     alg_temp: Tensor
     temperature: Tensor
     top_p: Tensor
@@ -87,23 +91,30 @@ class Rows:
     """[R + 1, E] end and stop tokens, filled up with -1."""
     step: Tensor
     """[(R + 1) K] steps of a block since it must make progress."""
+    post: Tensor
+    """[(R + 1) K] steps that a block without masks may still take."""
+    memory: tuple[Tensor, ...]
+    """Of [(R + 1) K, b]: what the commit rule remembers."""
     carry: CarryState
     """Of [(R + 1) K, b]."""
 
     @classmethod
-    def empty(cls, rows: int, states: int, capacity: int, terms: Terms, carry: CarryState, wide: torch.dtype) -> Rows:
+    def empty(
+        cls, rows: int, states: int, capacity: int, terms: Terms, carry: CarryState, memory: tuple[Tensor, ...],
+        wide: torch.dtype,
+    ) -> Rows:  # fmt: skip
         device, mask = terms.device, terms.model.mask_token_id
         made: dict[str, Any] = {
             field.name: torch.zeros(rows + 1, dtype=torch.long, device=device) for field in fields(cls)
         }
         made["text"] = torch.full((rows + 1, capacity), mask, dtype=torch.long, device=device)
-        made["step"] = torch.zeros((rows + 1) * states, dtype=torch.long, device=device)
+        made |= {name: made["active"].new_zeros((rows + 1) * states) for name in ("step", "post")}
         width = len(terms.model.eos_token_ids) + MOST_STOP_IDS
         made["ends"] = torch.full((rows + 1, width), -1, dtype=torch.long, device=device)
         made["given"] = torch.zeros(rows + 1, capacity, dtype=torch.bool, device=device)
         made |= {name: made[name].bool() for name in ("active", "ended", "fresh")}
         made |= {name: made[name].to(wide) for name in FRACTIONS}
-        return cls(**{**made, "serial": made["serial"] - 1, "carry": carry})
+        return cls(**{**made, "serial": made["serial"] - 1, "carry": carry, "memory": memory})
 
     def enter(self, row: int, ids: Tensor, ends: list[int], mask: int, **values: float) -> None:
         """Write a request into a row, which is active when its prompt is read; what is not named is 0. `ids`: prompt
@@ -117,11 +128,11 @@ class Rows:
         self.ends[row].fill_(-1)
         self.ends[row, : len(ends)] = torch.tensor(ends, dtype=torch.long).to(self.ends.device)
         for field in fields(self):
-            if field.name not in ("text", "given", "step", "carry", "ends"):
+            if field.name not in ("text", "given", "step", "post", "carry", "memory", "ends"):
                 getattr(self, field.name)[row].fill_(values.get(field.name, 0))
         states = len(self.step) // len(self.active)
         own = slice(row * states, (row + 1) * states)
-        for state in (self.step, *self.carry.tensors()):
+        for state in (self.step, self.post, *self.carry.tensors(), *self.memory):
             state[own].zero_()
 
     def resume(self, row: int, **values: float) -> None:
@@ -210,6 +221,8 @@ class Pass:
     """[P] whether the step is one of those over which the block is split."""
     share: Tensor | None = None
     """[P] of a rule that asks for it."""
+    early: Tensor | None = None
+    """[P] where a rule that remembers takes no prediction as stable yet."""
 
     @cached_property
     def where(self) -> Any:
@@ -237,7 +250,7 @@ class Pass:
             scale=rows.scale[row] if features.scaled else None,
         )  # fmt: skip
         choice = ChoiceInputs(
-            noise=choice_noise(*counters) if rules.draws else None, share=self.share,
+            noise=choice_noise(*counters) if rules.draws else None, share=self.share, early=self.early,
             ids=picked(self.seen.ids, row, self.block, terms.b) if rules.rule.revises else None,
         )  # fmt: skip
         return StepInputs(self.masked, self.candidates, self.inject, self.quota, settings, noise, choice=choice)
@@ -251,7 +264,7 @@ def candidates_of(rows: Rows, seen: Region, terms: Terms) -> Tensor:
     """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, tokens of the answer."""
     if not terms.revises:
         return seen.needed
-    return seen.needed | revisable(seen.ids, seen.masked, seen.output, seen.given(rows), rows.ends)
+    return seen.needed | revisable(seen.ids, seen.masked, seen.output & ~seen.given(rows), rows.ends, terms.early)
 
 
 def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:
@@ -273,10 +286,22 @@ def write(rows: Rows, made: Pass, outcome: Outcome, terms: Terms) -> tuple[Tenso
     return ids, masked, needed
 
 
+def stay_open(rows: Rows, made: Pass, outcome: Outcome, left_P: Tensor, terms: Terms) -> None:
+    """How many steps each predicted block, of which so many masks are left, may still take to replace tokens; in place.
+    A block whose last mask this step has committed gets `max_post_steps`, one that has just been edited goes on."""
+    b, seen = terms.b, made.seen
+    had = picked(seen.needed, made.row, made.block, b).any(-1)
+    changed = outcome.token != picked(seen.ids, made.row, made.block, b)
+    edited = (outcome.committed & ~made.masked & changed).any(-1)
+    most = torch.where(rows.edit_threshold < 1, rows.max_post_steps, 0)[made.row]
+    more = torch.where(had, most, (rows.post[made.state] - 1) * edited)
+    rows.post[made.state] = torch.where(left_P > 0, 0, more)
+
+
 def hand_on(rows: Rows, made: Pass, outcome: Outcome, keep: Tensor) -> None:
     """The steps and the carry go on in the blocks `keep` [P]; elsewhere they are nothing, as at a block's beginning."""
     rows.step[made.state] = torch.where(keep, rows.step[made.state] + made.counts, 0)
-    kept, new = rows.carry.tensors(), outcome.state.tensors()
+    kept, new = [*rows.carry.tensors(), *rows.memory], [*outcome.state.tensors(), *outcome.memory]
     if not isinstance(outcome.places, Open):
         for old, value in zip(kept, new, strict=True):
             old[made.state] = torch.where(keep.view(-1, *([1] * (value.dim() - 1))), value.to(old.dtype), 0)

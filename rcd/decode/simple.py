@@ -18,12 +18,13 @@ from torch import Tensor
 from rcd.carry.base import places
 from rcd.decode.answers import Answer
 from rcd.decode.answers import Text as Words
+from rcd.decode.choice import ChoiceInputs, choice_noise
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
 from rcd.decode.filling import Filling, check_canvas
 from rcd.decode.reporting import no_numbers
 from rcd.decode.simple_windows import BlockWindow, CanvasWindow, Guided, PassPlan, Reader, Text, shaped
-from rcd.decode.step import ChoiceInputs, Outcome, Rules, StepInputs, StepSettings, choice_noise, denoise
+from rcd.decode.step import Outcome, Rules, StepInputs, StepSettings, denoise
 from rcd.decode.stopping import check_prompts, settle
 from rcd.diffusion.noise import signed, uniform_of
 from rcd.models.lm import DiffusionLM
@@ -52,10 +53,9 @@ def decode(
     other = None if reference is None else Reader(reference, window.block_of, settings.mask_token_id)
     generator = torch.Generator().manual_seed(config.seed)
     answer = Answer(row, config, settings.eos_token_ids, text, filling)
-    state, request = (
-        carry.cold((1, now.output.shape[1]), model.codebook),
-        StepSettings.of(config, rules.rule, model.device),
-    )
+    area, request = (1, now.output.shape[1]), StepSettings.of(config, rules.rule, model.device)
+    state = carry.cold(area, model.codebook)
+    memory = rules.remembered(area, settings.vocab_size, config.klass_history, model.codebook)
     counts = Counts()
 
     def read(whose: str, reads: PassPlan) -> Distribution | None:
@@ -75,6 +75,7 @@ def decode(
             passes = Passes((*plan.start.shape, settings.vocab_size), now.ids.device, [generator])
             begun = carry.begin(read(carry.start_pass, replace(reads, predicted=plan.start)), passes, model.codebook)
             state = state.put_at(plan.start - now.origin, begun, plan.fresh[:, plan.start[0] - now.origin])
+            memory = tuple(each.masked_fill(plan.fresh.unsqueeze(-1), 0) for each in memory)
         entering, seen = shaped(state.at(where.flatten()[None]), where), read(carry.step_pass, reads)
         if seen is not None:
             entering = carry.refresh(entering, seen, model.codebook)
@@ -86,7 +87,8 @@ def decode(
             StepInputs(
                 before, now.offered(rules.rule.revises)[0][where] & plan.here, places(carry, before) & scope,
                 plan.quota, request, uniform_of(*counters),
-                choice=ChoiceInputs(choice_noise(*counters), plan.share, now.ids[reads.predicted]),
+                choice=ChoiceInputs(choice_noise(*counters), plan.share, now.ids[reads.predicted], plan.early),
+                memory=tuple(each[0, where] for each in memory),
             ),
             config.logprobs,
         )  # fmt: skip
@@ -95,7 +97,9 @@ def decode(
         if not known or not bool(outcome.finite.all()):
             yield Failed(row, no_numbers(step + 1, reference=not known))
             return
-        now, committed = _written(now, where, outcome, len(settings.eos_token_ids))
+        was, (now, committed) = now, _written(now, where, outcome, len(settings.eos_token_ids))
+        window.post.told(was, now)
+        memory = tuple(old.index_put((where * 0, where), new) for old, new in zip(memory, outcome.memory, strict=True))
         state = state.put_at(
             where.flatten()[None], shaped(outcome.state, where.flatten()[None]), where.new_ones(1, where.numel()) > 0
         )
@@ -103,8 +107,9 @@ def decode(
         event = _event(
             answer, step + 1, now, now.origin - length, masked[0], committed, where.flatten(), outcome, carried
         )  # fmt: skip
-        if rules.rule.revises and bool(now.needed.any()):  # what an unfinished block holds may change
-            event = replace(event, final=min(event.final, max(0, now.unfinished(config.block) - length)))
+        unfinished = window.post.unfinished(now) if rules.rule.revises else None
+        if unfinished is not None:  # what it holds may change
+            event = replace(event, final=min(event.final, max(0, unfinished - length)))
         yield event
         if answer.stopped:
             yield answer.cut(_completed(counts, config, window, other is not None))

@@ -7,7 +7,7 @@ Shapes: T positions of the text, A of them decoded (from `origin` on), Q read, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -71,11 +71,7 @@ class Text:
         ids = self.ids[None, self.origin :]
         if not revises:
             return self.needed
-        return self.needed | revisable(ids, self.masked, self.output, self.given, self.ends)
-
-    def unfinished(self, block: int) -> int:
-        """Where the first block begins that has such a mask."""
-        return int(self.needed[0].nonzero()[0]) // block * block + self.origin
+        return self.needed | revisable(ids, self.masked, self.output & ~self.given, self.ends, self.early)
 
     def ended(self, until: int) -> bool:
         """Whether an end token stands in the first so many positions."""
@@ -105,10 +101,46 @@ class StepPlan:
     """[n]"""
     share: Tensor | None = None
     """[n] the same as a part of the masks left, if the rule asks for it."""
+    early: Tensor | None = None
+    """[n] where a rule that remembers takes no prediction as stable yet."""
     fresh: Tensor | None = None
     """[1, A] booleans: where the carry starts."""
     start: Tensor | None = None
     """[1, L] the positions that its start is about."""
+
+
+@dataclass
+class PostSteps:
+    """How many steps each block without masks may still take, where the rule replaces tokens of such blocks."""
+
+    rules: Rules
+    config: DecodeConfig
+    left: dict[int, int] = field(default_factory=dict)
+
+    def open(self, block: int) -> bool:
+        return self.left.get(block, 0) > 0
+
+    def told(self, was: Text, now: Text) -> None:
+        """A step has made the second text of the first."""
+        if not self.rules.rule.post_edits:
+            return
+        config, b, origin = self.config, self.config.block, now.origin
+        for block in range(-(-was.output.shape[1] // b)):
+            here = slice(block * b, (block + 1) * b)
+            old, new = was.ids[origin:][here], now.ids[origin:][here]
+            if bool(now.needed[0, here].any()):
+                continue
+            if bool(was.needed[0, here].any()):
+                self.left[block] = config.max_post_steps if config.edit_threshold < 1 else 0
+            elif self.open(block):
+                edited = bool(((old != now.mask) & (old != new)).any())
+                self.left[block] = self.left[block] - 1 if edited else 0
+
+    def unfinished(self, text: Text) -> int | None:
+        """Where the first block begins that has masks left or stays open; None: there is none."""
+        b, found = self.config.block, [k for k in sorted(self.left) if self.open(k)]
+        found += [int(place) // b for place in text.needed[0].nonzero()[:1]]
+        return min(found) * b + text.origin if found else None
 
 
 class BlockWindow:
@@ -129,11 +161,12 @@ class BlockWindow:
         """Those of them that had masks."""
         self.prefills = prefill_passes(text.origin, b) if causal else 1
         self.causal = causal
+        self.post = PostSteps(rules, config)
 
     def next(self, text: Text) -> StepPlan | None:
         config, b = self.config, self.config.block
         left, share = self._left(text.needed), decoded_share(self.total, self._left(text.needed))
-        open_ = [k for k in range(left.shape[1]) if left[0, k]]
+        open_ = [k for k in range(left.shape[1]) if left[0, k] or self.post.open(k)]
         count = int(self.answer.bool().sum())
         first = next((k for k in open_ if k < self.added), self.added)
         if first == self.added:
@@ -175,13 +208,15 @@ class CanvasWindow:
 
     def __init__(self, config: DecodeConfig, text: Text, rules: Rules):
         self.rules, self.config, self.current, self.step, self.total = rules, config, -1, 0, 0
+        self.post = PostSteps(rules, config)
 
     def next(self, text: Text) -> StepPlan | None:
         config, b, needed = self.config, self.config.block, text.needed
         number = torch.arange(needed.shape[1]) // b
-        if not bool(needed.any()):
+        stays = self.post.open(self.current)
+        if not (stays or bool(needed.any())):
             return None
-        first, current = self.current < 0, int(number[needed[0]][0])
+        first, current = self.current < 0, self.current if stays else int(number[needed[0]][0])
         entered = current != self.current
         if entered:
             self.current, self.step, self.total = current, 0, int(needed[0, number == current].sum())
@@ -197,8 +232,9 @@ class CanvasWindow:
         schedule, share = self.rules.schedule, None
         if self.rules.rule.takes_share:
             share = schedule.share(*given)
+        early = torch.tensor([self.step < config.klass_history - 1])
         self.step += 1
-        plan = StepPlan(PassPlan(read, predicted[None], whole), here, schedule.quota(*given), share)
+        plan = StepPlan(PassPlan(read, predicted[None], whole), here, schedule.quota(*given), share, early)
         if not (first or (entered and config.carry_scope == "block")):
             return plan
         new = (number == current)[None] if config.carry_scope == "block" else torch.ones_like(needed)

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from rcd import registry
 from rcd.carry.base import Carry, CarryState
+from rcd.decode.choice import ChoiceInputs, choose, scored
 from rcd.decode.config import DecodeConfig
 from rcd.decode.request_settings import RequestSettings
-from rcd.diffusion.noise import uniform_of
-from rcd.diffusion.rule import Choice, CommitSettings, Rule, Schedule
+from rcd.diffusion.rule import Rule, Schedule
 from rcd.diffusion.sampling import SamplingSettings, ranked, sample
-from rcd.diffusion.score import LAST, Ranking, Score
+from rcd.diffusion.score import Ranking, Score
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction
 from rcd.residual.distribution import Distribution, without
 from rcd.residual.reading import Reader, reader_for
@@ -47,6 +47,9 @@ class Places:
 
     def take(self, values_BP: Tensor) -> Tensor:
         return values_BP
+
+    def taken(self, values_BP: Tensor | None) -> Tensor | None:
+        return None if values_BP is None else self.take(values_BP)
 
     def of_rows(self, values_B1: Any) -> Any:
         return values_B1
@@ -133,32 +136,9 @@ class StepInputs:
     """[B, P] what tokens are drawn by, if they are: U[0, 1)."""
     places: Places = field(default_factory=Places)
     """Where predictions are wanted."""
-    choice: ChoiceInputs = field(default_factory=lambda: ChoiceInputs())
-
-
-@dataclass(frozen=True)
-class ChoiceInputs:
-    """What only some commit rules look at; None where nobody does."""
-
-    noise: Tensor | None = None
-    """[B, P] U[0, 1), of a stream of its own."""
-    share: Tensor | None = None
-    """[B]"""
-    ids: Tensor | None = None
-    """[B, P] what stands there."""
-    score: Tensor | None = None
-    """[B, P] what the rule ranks by, if not by the confidence."""
-    changes: Tensor | None = None
-    """[B, P] where the prediction is another token than the one there."""
-
-
-CHOICE_STREAM = 1
-"""Of the noise that commit rules draw by."""
-
-
-def choice_noise(seed: Tensor, step: Tensor, position: Tensor) -> Tensor:
-    """U[0, 1) of the row's seed, the number of its step and the position, other than what tokens are drawn by."""
-    return uniform_of(seed, step, position, torch.full_like(position, CHOICE_STREAM))
+    choice: ChoiceInputs = field(default_factory=ChoiceInputs)
+    memory: tuple[Tensor, ...] = ()
+    """[B, P, ...] what a commit rule that `remembers` kept of the step before."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +159,7 @@ class Rules:
     """Ids that the model is not allowed to predict at all."""
     summarise: Reader | None = None
     """How the logits are read, where not as a plain distribution."""
-    choose: Callable[..., tuple[Tensor, Tensor]] = field(default_factory=lambda: choose)
+    choose: Callable[..., tuple[Tensor, Tensor]] = field(default=choose)
     """The choice of what is committed; an engine on a GPU has it compiled."""
 
     @classmethod
@@ -197,6 +177,11 @@ class Rules:
     def draws(self) -> bool:
         """Whether what is committed is drawn."""
         return self.rule.draws or self.score.draws
+
+    def remembered(self, shape: tuple[int, int], vocabulary: int, history: int, like: Tensor) -> tuple[Tensor, ...]:
+        """What a commit rule remembers before the first step."""
+        memory = self.rule.remembers
+        return () if memory is None else memory.cold(shape, vocabulary, history, like)
 
     def distribution(
         self, logits: Tensor, hidden: Tensor | None = None, counts: list[int] | None = None
@@ -246,6 +231,8 @@ class Outcome:
     state: CarryState
     """What the carry brings into the next step, where `places` says."""
     places: Places
+    memory: tuple[Tensor, ...] = ()
+    """What the commit rule remembers of it, likewise."""
     scale: Tensor | None = None
     best: Best | None = None
 
@@ -286,54 +273,26 @@ def denoise(
     entering = state if scale is None else state.scaled(scale)
     prediction = model(ids, view, rules.carry, entering, inputs.inject, where)
     predicted = rules.distribution(prediction.logits, prediction.hidden, where.counts)
-    noise = None if inputs.noise is None else where.take(inputs.noise)
     sampling = rules.sampling(inputs.settings, where)
-    token, confidence = sample(predicted, sampling, noise)
+    token, confidence = sample(predicted, sampling, where.taken(inputs.noise))
     before = state.with_tensors([where.take(each) for each in state.tensors()]) if rules.carry.recalls else state
     after = rules.carry.update(before, predicted, prediction.hidden, model.codebook)
     best = None if logprobs is None else Best(*map(where.put, best_of(prediction.logits, token, logprobs)))
-    score = None if rules.score.plain else where.put(scored(rules, inputs, predicted, sampling, token, confidence))
+    ranking = Ranking(confidence, lambda: ranked(predicted, sampling), where.taken(inputs.choice.noise))
+    score = None if rules.score.plain else where.put(scored(rules.score, ranking, token, rules.last))
+    memory, drift = inputs.memory, None
+    if rules.rule.remembers is not None:
+        memory, drift = rules.rule.remembers.update(tuple(map(where.take, memory)), ranking.distribution)
+        drift = where.put(drift)
     token, confidence = where.put(token), where.put(confidence)
-    if score is not None or inputs.choice.ids is not None:
-        changes = None if inputs.choice.ids is None else token != inputs.choice.ids
-        inputs = replace(inputs, choice=replace(inputs.choice, score=score, changes=changes))
+    inputs = replace(inputs, choice=inputs.choice.told(token, score, drift))
     committed, finite = rules.choose(
         rules.rule.choice, rules.rule.reads, inputs, confidence, where.put(predicted.normaliser)
     )
-    outcome = Outcome(token, confidence, committed, finite, after, where, scale, best)
+    outcome = Outcome(token, confidence, committed, finite, after, where, memory, scale, best)
     if record is not None:
         record(StepRecord(inputs, entering, predicted, prediction, outcome))
     return outcome
-
-
-def scored(
-    rules: Rules, inputs: StepInputs, predicted: Distribution, sampling: SamplingSettings, token: Tensor,
-    confidence: Tensor,
-) -> Tensor:  # fmt: skip
-    """What the commit rule ranks by, where predictions are; ids that are committed last come last."""
-    noise = None if inputs.choice.noise is None else inputs.places.take(inputs.choice.noise)
-    score = rules.score.of(Ranking(confidence, lambda: ranked(predicted, sampling), noise))
-    for one in rules.last:
-        score = score.masked_fill(token == one, LAST)
-    return score
-
-
-def choose(
-    commit: Choice, reads: tuple[str, ...], inputs: StepInputs, confidence_BP: Tensor, normaliser: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(what is committed [B, P], whether each row's logits were numbers [B])."""
-    more, none = inputs.choice, float("-inf")
-    offered = confidence_BP.masked_fill(~inputs.candidates, none)
-    scores = offered if more.score is None else more.score.masked_fill(~inputs.candidates, none)
-    named: Any = dict(zip(reads, inputs.settings.rule, strict=True))
-    settings = CommitSettings(
-        **named, masked=inputs.masked, confidence=offered, noise=more.noise, share=more.share, changes=more.changes
-    )
-    committed = commit(scores, inputs.quota, settings)
-    # a confidence that is no number would never commit; the normaliser also sees what no candidate does. isfinite is
-    # several calls, of which the largest needs none
-    finite = (normaliser + confidence_BP).abs().amax(-1) < float("inf")
-    return committed & finite.unsqueeze(-1), finite
 
 
 def best_of(logits: Tensor, token: Tensor, count: int) -> Best:

@@ -54,10 +54,11 @@ def unsettled(
     return masked_BP & output_BP & ((is_end(ids_BP, ends_BE) & ending_BP).cumsum(-1) == 0)
 
 
-def revisable(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, given_BP: Tensor, ends_BE: Tensor) -> Tensor:
-    """The tokens of an answer that a rule which revises may replace; an end token stays one, and so does what a canvas
-    gives."""
-    return output_BP & ~masked_BP & ~given_BP & ~is_end(ids_BP, ends_BE)
+def revisable(ids_BP: Tensor, masked_BP: Tensor, output_BP: Tensor, ends_BE: Tensor, early: bool) -> Tensor:
+    """The tokens of an answer (`output`: but those that its canvas gives) that a rule which revises may replace; with
+    `early` an end token stays one, since what stands behind it has become filler."""
+    tokens = output_BP & ~masked_BP
+    return tokens & ~is_end(ids_BP, ends_BE) if early else tokens
 
 
 def cut(

@@ -85,6 +85,9 @@ class Units:
             state = carry.refresh(state, read, self.target.codebook)
             window.refreshed(rows, made)
         inputs = made.inputs(rows, window.terms, features)
+        if rows.memory:
+            at = made.state if self.on_gpu else made.where
+            inputs = replace(inputs, memory=tuple(each[at] for each in rows.memory))
         if self.sparse and record is None:
             open_ = Open(inputs.masked | inputs.candidates, apart=window.terms.config.batch_invariant)
             inputs = replace(inputs, places=open_)

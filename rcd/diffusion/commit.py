@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rcd.diffusion.rule import CommitSettings, rule, top
+from rcd.diffusion.stability import Stability
 
 NONE = float("-inf")
 LLADA = "LLaDA, github.com/ML-GSAI/LLaDA"
@@ -171,3 +172,30 @@ def entropy_bound(scores_BL: Tensor, quota_B: Tensor, settings: CommitSettings) 
     # at quota 0 nothing must be committed, and the first of all costs nothing: it waits
     within = within & (quota_B > 0).unsqueeze(-1)
     return torch.zeros_like(within).scatter_(-1, order, within) | top(scores_BL, quota_B)
+
+
+@rule(
+    reads=("threshold", "kl_threshold"), confidence="untempered", remembers=Stability(),
+    source="KLASS, arXiv 2511.05664, github.com/shkim0116/KLASS",
+    published="LLaDA threshold 0.6-0.9, kl_threshold 0.01-0.015; Dream 0.8-0.9, 0.001-0.005; klass_history 2",
+)  # fmt: skip
+def klass(scores_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -> Tensor:
+    """All above the threshold whose distribution has been stable, with a KL divergence to the step before under
+    `kl_threshold` for the last `klass_history` steps; the most confident `quota` where these are fewer."""
+    assert settings.drift is not None
+    stable = scores_BL.masked_fill(settings.drift >= settings.kl_threshold, NONE)
+    return _above(stable, scores_BL, quota_B, settings.threshold)
+
+
+@rule(
+    reads=("threshold", "edit_threshold"), revises=True, post_edits=True,
+    source="LLaDA2.1, arXiv 2602.08676; JointThreshold of SGLang",
+    published="threshold 0.7, edit_threshold 0.5 (quality) or 0.5, 0 (speed); max_post_steps 16",
+)  # fmt: skip
+def joint_threshold(scores_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -> Tensor:
+    """Of the masks all above the threshold, and at least the quota; and tokens of the unfinished block are replaced by
+    other predictions that are surer than `edit_threshold`, also when no mask is left."""
+    assert settings.masked is not None and settings.changes is not None
+    masks = scores_BL.masked_fill(~settings.masked, NONE)
+    edits = ~settings.masked & settings.changes & (_confidence(settings) > settings.edit_threshold)
+    return _above(masks, masks, quota_B, settings.threshold) | edits

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rcd.diffusion.stability import Stability
+
 
 @dataclass(frozen=True)
 class CommitSettings:
@@ -20,6 +22,8 @@ class CommitSettings:
     threshold: float | Tensor = 0.85
     factor: float | Tensor = 1.0
     entropy_bound: float | Tensor = 0.1
+    kl_threshold: float | Tensor = 0.01
+    edit_threshold: float | Tensor = 0.5
     alg_temp: float | Tensor = 0.0
     masked: Tensor | None = None
     """[B, L] which candidates are masks. A rule that `revises` is offered the tokens of unfinished blocks as well; what
@@ -32,9 +36,11 @@ class CommitSettings:
     """[B] the part of its masks that each row is due to commit, of a rule that `takes_share`."""
     changes: Tensor | None = None
     """[B, L] where the prediction is another token than the one there, of a rule that `revises`."""
+    drift: Tensor | None = None
+    """[B, L] what the memory of a rule that `remembers` says of each prediction."""
 
 
-RULE_SETTINGS = ("threshold", "factor", "entropy_bound", "alg_temp")
+RULE_SETTINGS = ("threshold", "factor", "entropy_bound", "kl_threshold", "edit_threshold", "alg_temp")
 """Of those, what a request sets."""
 Choice = Callable[[Tensor, Tensor, CommitSettings], Tensor]
 
@@ -54,8 +60,12 @@ class Rule:
     """The settings of a request that it reads."""
     revises: bool = False
     """Whether it may replace tokens of an unfinished block."""
+    post_edits: bool = False
+    """Whether a block without masks stays open while its tokens are replaced, for at most `max_post_steps` steps."""
     draws: bool = False
     takes_share: bool = False
+    remembers: Stability | None = None
+    """A state of every position that is kept between steps."""
     source: str = ""
     """The paper or repository that it is from."""
     published: str = ""

@@ -9,9 +9,22 @@ import pytest
 import torch
 
 from rcd import registry
-from rcd.diffusion.commit import by_factor, by_factor_strict, by_threshold, by_topm, entropy_bound, maskgit_plus
+from rcd.diffusion.commit import (
+    by_factor,
+    by_factor_strict,
+    by_threshold,
+    by_topm,
+    entropy_bound,
+    joint_threshold,
+    klass,
+    maskgit_plus,
+)
 from rcd.diffusion.rule import CommitSettings
+from rcd.diffusion.sampling import SamplingSettings, ranked, sample
 from rcd.diffusion.schedule import quota, timesteps
+from rcd.diffusion.score import Ranking, margin, neg_entropy
+from rcd.diffusion.stability import Stability
+from rcd.residual.distribution import Distribution
 
 NO = float("-inf")
 
@@ -28,7 +41,7 @@ def shown(confidence: torch.Tensor, **more: Any) -> CommitSettings:
         masked=torch.ones_like(confidence, dtype=torch.bool), confidence=confidence,
         share=torch.full((len(confidence),), 0.5),
         noise=torch.rand(confidence.shape, generator=torch.Generator().manual_seed(1)),
-        changes=torch.ones_like(confidence, dtype=torch.bool),
+        changes=torch.ones_like(confidence, dtype=torch.bool), drift=torch.zeros_like(confidence),
     )  # fmt: skip
     return CommitSettings(**{**given, **more})
 
@@ -155,3 +168,72 @@ def test_the_timesteps_are_those_of_dreams_own_loop(steps: int, masks: int) -> N
         seen.append(want)
         left -= want
     assert left == 0 and (steps <= masks or 0 in seen)
+
+
+def ranking(z: torch.Tensor, **settings: Any) -> Ranking:
+    found, how = Distribution(z), SamplingSettings(**settings)
+    return Ranking(
+        sample(found, how, torch.full(z.shape[:-1], 0.5, dtype=torch.float64))[1], lambda: ranked(found, how)
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_margin_confidence_and_entropy_agree_on_a_vocabulary_of_two(temperature: float) -> None:
+    """p1 - p2 = 2 p1 - 1, and the entropy falls as p1 rises: the same order, and a threshold moves along."""
+    z = torch.randn(64, 16, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    seen = ranking(z, temperature=temperature, confidence="tempered")
+    p, one, even = (
+        ranked(Distribution(z), SamplingSettings(temperature)).p.amax(-1),
+        torch.ones(64, dtype=torch.long),
+        [],
+    )
+    for score in (margin, neg_entropy):
+        assert torch.equal(score.of(seen).argsort(-1), p.argsort(-1))
+    torch.testing.assert_close(margin.of(seen), 2 * p - 1)
+    for threshold in (0.6, 0.8, 0.9):
+        sure = by_threshold(p, one, CommitSettings(threshold=threshold))
+        even.append(torch.equal(by_threshold(margin.of(seen), one, CommitSettings(threshold=2 * threshold - 1)), sure))
+    assert all(even)
+
+
+def test_scores_are_of_the_distribution_that_the_confidence_is_of() -> None:
+    z = torch.randn(3, 8, 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    kept = z.topk(4, dim=-1).values / 0.7
+    for confidence, basis in (("untempered", z), ("tempered", z / 0.7), ("filtered", kept)):
+        p = basis.softmax(-1).sort(dim=-1, descending=True).values
+        seen = ranking(z, temperature=0.7, top_k=4, confidence=confidence)
+        torch.testing.assert_close(margin.of(seen), p[..., 0] - p[..., 1])
+        torch.testing.assert_close(neg_entropy.of(seen), torch.special.xlogy(p, p).sum(-1))
+
+
+def test_klass_wants_a_prediction_that_is_sure_and_has_not_moved() -> None:
+    """By hand: KL(now || before) of the last two steps, the first of which has nothing before it."""
+    memory, z = Stability(), torch.tensor([[[2.0, 0.0], [2.0, 0.0]]], dtype=torch.float64)
+    moved = torch.tensor([[[2.0, 0.0], [1.0, 0.0]]], dtype=torch.float64)
+    state, drifts = memory.cold((1, 2), 2, 2, z), []
+    for now in (moved, z, z, z):
+        state, drift = memory.update(state, Distribution(now))
+        drifts.append(drift)
+    p, q = z.softmax(-1)[0, 1], moved.softmax(-1)[0, 1]
+    assert (drifts[0] > 20).all() and (drifts[1] > 20).all()
+    torch.testing.assert_close(drifts[2][0], torch.tensor([0.0, float((p * (p / q).log()).sum())], dtype=torch.float64))
+    confidence, one = torch.tensor([[0.7, 0.8, 0.95]]), torch.ones(1, dtype=torch.long)
+    for kls, chosen in (((0.0, 0.0, 1.0), [1, 1, 0]), ((1.0, 1.0, 1.0), [0, 0, 1]), ((0.01, 0.0, 0.0), [0, 1, 1])):
+        seen = CommitSettings(threshold=0.6, drift=torch.tensor([kls]))
+        assert klass(confidence, one, seen).long().tolist() == [chosen]
+
+
+def test_joint_threshold_fills_masks_and_replaces_tokens_that_differ() -> None:
+    confidence, one = torch.tensor([[0.9, 0.3, 0.95, 0.6, NO]]), torch.ones(1, dtype=torch.long)
+    masked = torch.tensor([[True, True, False, False, False]])
+    changes = torch.tensor([[True, True, True, True, True]])
+
+    def chosen(**settings: Any) -> list[int]:
+        seen = shown(confidence, masked=masked, **{"changes": changes, "threshold": 0.8, **settings})
+        return joint_threshold(confidence, one, seen).long().tolist()[0]
+
+    assert chosen(edit_threshold=0.5) == [1, 0, 1, 1, 0]
+    assert chosen(edit_threshold=0.7) == [1, 0, 1, 0, 0]
+    assert chosen(edit_threshold=1.0) == [1, 0, 0, 0, 0]
+    assert chosen(edit_threshold=0.0, threshold=0.95) == [1, 0, 1, 1, 0], "a sure token does not spare a mask"
+    assert chosen(edit_threshold=0.5, changes=torch.tensor([[True, True, False, True, True]])) == [1, 0, 0, 1, 0]

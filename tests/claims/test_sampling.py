@@ -56,6 +56,37 @@ def test_confidence_is_tempered_as_in_sdar_or_untempered_as_in_llada() -> None:
     torch.testing.assert_close(untempered, z.softmax(-1).gather(-1, token[..., None])[..., 0])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_a_filtered_confidence_is_that_of_what_the_filters_leave(temperature: float) -> None:
+    """At temperature 0 too, as in Dream's code; without filters it is the tempered one, to the last bit."""
+    z = logits().double()
+    seen = z / (temperature or 1.0)
+    by_p = filter_top_p(seen, 0.7)
+    for filters, kept in (
+        ({"top_k": 3}, filter_top_k(seen, 3)),
+        ({"top_p": 0.7}, by_p),
+        ({"top_k": 1}, filter_top_k(seen, 1)),
+    ):
+        token, confidence = sample(
+            Distribution(z), SamplingSettings(temperature, confidence="filtered", **filters), seeded(0)
+        )
+        torch.testing.assert_close(confidence, kept.softmax(-1).gather(-1, token[..., None])[..., 0])
+    plain, same = (
+        sample(Distribution(z), SamplingSettings(temperature, confidence=how), seeded(0))
+        for how in ("tempered", "filtered")
+    )
+    assert torch.equal(plain[0], same[0]) and torch.equal(plain[1], same[1])
+
+
+def test_a_token_that_the_masks_exclusion_let_in_counts_among_the_kept() -> None:
+    """The mask is the most probable of all and the only one of top_k 1: p(token) / (p(token) + p(mask))."""
+    z = torch.tensor([[[3.0, 2.0, 1.0, 0.0]]])
+    token, confidence = sample(
+        Distribution(z), SamplingSettings(1.0, top_k=1, confidence="filtered", never=(0,)), seeded(0, length=1)
+    )
+    assert int(token) == 1 and float(confidence) == pytest.approx(float(z[0, 0, :2].softmax(-1)[1]))
+
+
 def test_draws_follow_the_distribution() -> None:
     z = torch.tensor([0.5, 0.3, 0.2]).log().expand(1, 40_000, 3)
     token, _ = sample(Distribution(z), SamplingSettings(1.0), seeded(7, length=40_000))

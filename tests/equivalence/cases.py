@@ -112,7 +112,7 @@ def request_of(draw: random.Random, carry: Carry, deep: bool) -> dict[str, Any]:
 
 RULES = (
     "factor_strict", "random", "margin", "neg_entropy", "margin_confidence", "origin", "maskgit_plus", "entropy",
-    "topk_margin", "entropy_bound",
+    "topk_margin", "entropy_bound", "klass", "klass", "joint_threshold", "joint_threshold", "joint_threshold",
 )  # fmt: skip
 
 
@@ -121,7 +121,8 @@ def rule_of(draw: random.Random) -> dict[str, Any]:
     if draw.random() < 0.5:
         return {}
     return dict(
-        commit=draw.choice(RULES), score=draw.choice([None, None, None, *registry.names("score")]),
+        commit=draw.choice(RULES),
+        klass_history=draw.choice([1, 2, 3]), score=draw.choice([None, None, None, *registry.names("score")]),
         schedule=draw.choice([None, None, None, *registry.names("schedule")]),
         confidence=draw.choice([None, "filtered", "tempered", "untempered"]),
         eos_suppression=draw.choice(["none", "logits", "logits_all", "confidence"]),
@@ -129,7 +130,12 @@ def rule_of(draw: random.Random) -> dict[str, Any]:
 
 
 def rule_request(draw: random.Random) -> dict[str, Any]:
-    return dict(entropy_bound=draw.choice([0.0, 0.5, 2.0, 6.0]), alg_temp=draw.choice([0.0, 0.0, 0.1, 1.0]))
+    return dict(
+        entropy_bound=draw.choice([0.0, 0.5, 2.0, 6.0]), alg_temp=draw.choice([0.0, 0.0, 0.1, 1.0]),
+        kl_threshold=draw.choice([0.01, 0.3, 1.0, 5.0, 5.0, 1e6]),
+        edit_threshold=draw.choice([0.0, 0.1, 0.3, 0.6, 1.5]),
+        max_post_steps=draw.choice([0, 1, 2, 16]),
+    )  # fmt: skip
 
 
 def case_of(seed: int) -> Case:

@@ -280,6 +280,57 @@ def neighbours_guidance(patch: Patch) -> None:
     wrapped(patch, Guided, "_scale", scale)
 
 
+def forgotten_memory(patch: Patch) -> None:
+    """Every step is the first that the commit rule sees."""
+
+    def hand_on(real: Any, of: Rows, made: Pass, after: Any, keep: Any) -> None:
+        real(of, made, after, keep)
+        for each in of.memory:
+            each.zero_()
+
+    for room in (blocks, canvas):
+        wrapped(patch, room, "hand_on", hand_on)
+
+
+def closed_when_full(patch: Patch) -> None:
+    """A block without masks is finished, whatever its rule would still replace."""
+    for room in (blocks, canvas):
+        wrapped(patch, room, "stay_open", lambda real, *given: None)
+
+
+def one_post_step_too_many(patch: Patch) -> None:
+    def stay_open(real: Any, of: Rows, *given: Any) -> None:
+        of.max_post_steps.add_(1)
+        real(of, *given)
+        of.max_post_steps.sub_(1)
+
+    for room in (blocks, canvas):
+        wrapped(patch, room, "stay_open", stay_open)
+
+
+def neighbours_rule(patch: Patch) -> None:
+    """What the commit rule reads is the next row's."""
+
+    def change(own: Pass, of: Rows, k: Any) -> Any:
+        return replace(k, rule=tuple(each.roll(1, 0) for each in k.rule))
+
+    settings(patch, change)
+
+
+def choice_by_the_tokens_noise(patch: Patch) -> None:
+    """What is committed is drawn by the numbers that tokens are drawn by."""
+    wrapped(patch, rows, "choice_noise", lambda real, *counters: uniform_of(*counters))
+
+
+def prompt_is_edited(patch: Patch) -> None:
+    """A rule that replaces tokens is offered the prompt's as well."""
+
+    def revisable(real: Any, ids: Any, masked: Any, output: Any, *given: Any) -> Any:
+        return real(ids, masked, torch.ones_like(output), *given)
+
+    wrapped(patch, rows, "revisable", revisable)
+
+
 def answer_too_long(patch: Patch) -> None:
     """One position behind the answer counts as part of it."""
 
@@ -346,12 +397,14 @@ def _around(real: Any, around: Callable[..., Any]) -> Callable[..., Any]:
 FAULTS: dict[str, tuple[Callable[[Patch], None], int]] = {
     fault.__name__: (fault, seed)
     for fault, seed in (
-        (stale_carry, 9), (stale_stop_ids, 13), (stale_steps, 9), (swapped_seed, 0), (neighbours_threshold, 0),
+        (stale_carry, 9), (stale_stop_ids, 61), (stale_steps, 9), (swapped_seed, 0), (neighbours_threshold, 0),
         (neighbours_temperature, 0), (wrong_scale, 0), (noise_of_another_step, 0), (position_off_by_one, 0),
         (ignored_t_res, 0), (lost_piece, 1), (quota_off, 8), (forgotten_shift, 3), (forgotten_look, 1),
         (forgotten_neighbour, 19), (block_not_stored, 2), (carried_on, 0), (never_refreshed, 3), (answer_too_long, 1),
         (guided_by_the_prompt, 4), (guided_to_the_block, 3), (neighbours_guidance, 3), (ends_at_once, 74),
         (given_blocks_unread, 4), (unstored_before_given, 4), (given_tokens_share, 35), (whole_block_split, 11),
+        (forgotten_memory, 58), (closed_when_full, 13), (one_post_step_too_many, 13), (neighbours_rule, 12),
+        (choice_by_the_tokens_noise, 3), (prompt_is_edited, 13),
     )
 }  # fmt: skip
 """With the first case of the fuzz that catches it."""

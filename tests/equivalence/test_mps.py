@@ -30,7 +30,7 @@ class Narrow(TorchDispatchMode):
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("rcd.diffusion.noise.finest", "rcd.diffusion.sampling.finest"):
+    for place in ("rcd.diffusion.noise.finest", "rcd.diffusion.sampling.finest", "rcd.diffusion.schedule.finest"):
         monkeypatch.setattr(place, lambda device: torch.float32)
 
 
