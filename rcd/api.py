@@ -37,9 +37,12 @@ from rcd.likelihood.estimate import Score as Score
 from rcd.likelihood.settings import ScoreConfig as ScoreConfig
 from rcd.models import checkpoint as ckpt
 from rcd.models import writing
+from rcd.models.adopting import adopt
 from rcd.models.checkpoint import Checkpoint
 from rcd.models.learnt import check_held
 from rcd.models.lm import DiffusionLM, ModelSettings
+from rcd.models.placing import chosen as chosen_place
+from rcd.models.placing import move
 from rcd.models.quantise import Quantisation
 from rcd.models.settings import RCDFile
 from rcd.streaming import check_streamer, streamed
@@ -336,6 +339,15 @@ class Pipeline:
             text = self.decode(event.ids if event.stop_reason == "length" else event.ids[:-1])
         return Generation(text, event.ids, event.stop_reason, event.counts, seconds, event.logprobs, event.given)
 
+    def to(self, *targets: str | torch.device | torch.dtype) -> Pipeline:
+        """Move to a device, cast to a dtype, or both; returns the pipeline. Engines are made anew. While requests are
+        decoded it is refused; those that come meanwhile wait."""
+        device, dtype = chosen_place(targets)
+        place = self.model.device if device is None else ckpt.pick_device(device)
+        with self.loop.paused():
+            move(self.model, place, dtype)
+        return self
+
     def save(
         self, folder: str | Path, *, carry: Carry | None = None, overwrite: bool = False, max_shard_size: str = "5GB",
         **rcd: Any,
@@ -351,12 +363,24 @@ class Pipeline:
 
 
 def load(
-    source: str | Path, *, family: str | None = None, device: str | torch.device | None = "auto",
-    dtype: str | torch.dtype | None = "auto", revision: str | None = None,
-    quantize: str | Quantisation | None = None, **overrides: Any,
+    source: str | Path | Any, *, family: str | None = None, device: str | torch.device | None = "auto",
+    dtype: str | torch.dtype | None = "auto", revision: str | None = None, tokenizer: Any | None = None,
+    quantize: str | Quantisation | None = None, device_map: Any = None, offload_folder: str | Path | None = None,
+    **overrides: Any,
 ) -> Pipeline:  # fmt: skip
     """Load a checkpoint: a Hugging Face folder or hub name of SDAR, LLaDA or Dream; or a causal Qwen3, Qwen2 or Llama
-    (also a GGUF file) as the start of an adaptation. `overrides`: mask_token_id, eos_token_ids, block_length,
-    attention, shift. `quantize`: int8 or int4, for weights in so many bits (docs/quantise.md)."""
-    placed: Any = dict(family=family, device=device, dtype=dtype, revision=revision, quantize=quantize)
-    return Pipeline(ckpt.load(source, **placed, **overrides))
+    (also a GGUF file) as the start of an adaptation; or take a model that is in memory, of transformers or a
+    `DiffusionLM`, as it is, with its `tokenizer`.
+
+    `quantize`: int8 or int4, for weights in so many bits (docs/quantise.md). `device_map`: a device, `auto`, or names
+    of parts with a device each (`offload_folder` keeps what goes to `disk`). `overrides`: mask_token_id,
+    eos_token_ids, block_length, attention, shift."""
+    placed: Any = dict(family=family, device=device, dtype=dtype, quantize=quantize, **overrides)
+    if isinstance(source, (str, Path)):
+        placed |= dict(revision=revision, device_map=device_map, offload_folder=offload_folder)
+        found = ckpt.load(source, **placed)
+        return Pipeline(found if tokenizer is None else replace(found, tokenizer=tokenizer, tokenizer_changed=True))
+    for name, value in (("revision", revision), ("device_map", device_map), ("offload_folder", offload_folder)):
+        if value is not None:
+            raise RCDError(f"{name} is for checkpoints that are read; this model is in memory: leave it out.")
+    return Pipeline(adopt(source, tokenizer=tokenizer, **placed))

@@ -39,6 +39,8 @@ def misfit(model: DiffusionLM) -> str | None:
     """Why this backbone cannot be run here, or None."""
     kind = type(model.backbone).__name__
     config: Any = getattr(model.backbone, "config", None)
+    if model.spread:
+        return "its layers are on several devices, or on disk"
     if kind not in BACKBONES:
         return f"the backbone {kind} is not one of {', '.join(BACKBONES)}"
     if getattr(config, "hidden_act", "silu") != "silu":

@@ -12,7 +12,8 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from rcd.decode.engine import Engine
@@ -91,6 +92,15 @@ class DecodeLoop:
         with self._changed:
             self._cancelled.append(handle)
             self._changed.notify_all()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While this is open no request is taken; it is refused while any is served or waits. Engines are gone."""
+        with self._changed:
+            if any(not queue.idle for queue in self._queues):
+                raise RCDError("requests are being decoded with this model; wait for them, or cancel them.")
+            self._queues = []
+            yield
 
     def close(self) -> None:
         """Tell everyone who waits, and end the thread."""

@@ -21,6 +21,7 @@ from rcd.models.family import FamilySpec
 from rcd.models.filling import CODEBOOK, fill
 from rcd.models.gguf import read_gguf
 from rcd.models.lm import DiffusionLM, ModelSettings, WideNorm
+from rcd.models.placing import Placing
 from rcd.models.quantise import Quantisation, check_installed
 from rcd.models.room import check_room
 from rcd.models.settings import RCDFile, resolve
@@ -76,7 +77,6 @@ def open_checkpoint(
     source: str | Path, *, family: str | None = None, revision: str | None = None, **overrides: Any
 ) -> Opened:
     """Read everything but the tensors; `load` goes on from here, `rcd info` stops here."""
-    overrides = {key: value for key, value in overrides.items() if value is not None}
     path = src.locate(source, revision)
     generation: dict[str, Any] = {}
     if path.is_file():
@@ -91,6 +91,15 @@ def open_checkpoint(
         config, generation = src.read_optional(path, "config.json"), src.read_optional(path, "generation_config.json")
         rcd, tokenizer = RCDFile.read(path), src.tokenizer(path)
         weights = src.Folder(path)
+    return settled(path, config, generation, rcd, tokenizer, weights, family, overrides)
+
+
+def settled(
+    path: Path, config: dict[str, Any], generation: dict[str, Any], rcd: RCDFile, tokenizer: Any | None,
+    weights: src.Weights, family: str | None, overrides: dict[str, Any],
+) -> Opened:  # fmt: skip
+    """The family and the settings of what was read."""
+    overrides = {key: value for key, value in overrides.items() if value is not None}
     spec = find_family(family or rcd.family, config, path)
     mask, added = choose_mask(spec, config, rcd, overrides, tokenizer)
     settings, backbone_config = _prepare(spec, config, generation, rcd, overrides, tokenizer, mask, grow=added)
@@ -112,24 +121,42 @@ def load(
     dtype: str | torch.dtype | None = "auto",
     revision: str | None = None,
     quantize: str | Quantisation | None = None,
+    device_map: str | dict[str, Any] | torch.device | None = None,
+    offload_folder: str | Path | None = None,
     **overrides: Any,
 ) -> Checkpoint:
-    """Read a folder, a hub name or a GGUF file. `quantize`: int8 or int4 (`rcd.models.quantise`). `overrides`:
-    mask_token_id, eos_token_ids, block_length, attention, shift; a None leaves the checkpoint's own value."""
-    target, quantise = pick_device(device), Quantisation.parse(quantize)
+    """Read a folder, a hub name or a GGUF file. `quantize`: int8 or int4 (`rcd.models.quantise`); `device_map`: where
+    the parts go, in transformers' spelling (`rcd.models.placing`). `overrides`: mask_token_id, eos_token_ids,
+    block_length, attention, shift; a None leaves the checkpoint's own value."""
+    quantise = Quantisation.parse(quantize)
     if quantise is not None:
         check_installed()
+    placed = Placing.parse(device_map, device, offload_folder, quantise)
     opened = open_checkpoint(source, family=family, revision=revision, **overrides)
+    return made(opened, pick_device(placed.main), dtype, quantise, placed)
+
+
+def made(
+    opened: Opened, device: torch.device, dtype: str | torch.dtype | None, quantise: Quantisation | None = None,
+    placed: Placing | None = None,
+) -> Checkpoint:  # fmt: skip
+    """Go on with what was opened: build the model and put its tensors in place."""
     tensors, layers = sum(1 for _ in opened.weights.headers()), opened.backbone_config["num_hidden_layers"]
     if layers > tensors:  # before as many are made
         raise RCDError(f"{opened.path} is said to have {layers} layers, and holds {tensors} tensors.")
     model = build(opened.spec, opened.settings, opened.backbone_config)
-    kind = computed(opened, model, target, dtype)
-    check_room(model, opened.weights, opened.path, target, kind, quantise)
-    stored = fill(model, opened.weights, opened.path, target, kind, quantise, grow=opened.mask_added)
+    kind = computed(opened, model, device, dtype)
+    spread = placed is not None and placed.several
+    check_room(model, opened.weights, opened.path, torch.device("cpu") if spread else device, kind, quantise)
+    stored = fill(
+        model, opened.weights, opened.path, torch.device("cpu") if spread else device, kind, quantise,
+        grow=opened.mask_added,
+    )  # fmt: skip
     folder = opened.path if opened.path.is_dir() else None
     if folder is not None:
         learnt.read(model, opened.rcd, folder)
+    if placed is not None and spread:
+        placed.spread(model)
     changed = opened.mask_added or folder is None
     return Checkpoint(model, opened.config, opened.tokenizer, opened.rcd, stored, folder, tokenizer_changed=changed)
 

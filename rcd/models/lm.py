@@ -108,6 +108,8 @@ class DiffusionLM(nn.Module):
         """What the carry has learnt (`rcd.carry.base.Carry.parameters`)."""
         self.quantised: str | None = None
         """How weights are kept that are no floats; such a model is neither trained, cast nor written."""
+        self.spread = False
+        """Whether layers stand on several devices, or on disk (`rcd.models.placing`)."""
 
     @property
     def codebook(self) -> Tensor:

@@ -41,6 +41,10 @@ def save(
             f"the weights of this model are quantised ({quantised}), and the floats they were made from are not kept; "
             "load it without quantize to save it."
         )
+    if checkpoint.model.spread and state is None:
+        raise RCDError("the layers of this model are on several devices, or on disk; load it on one to save it.")
+    if not checkpoint.config:
+        raise RCDError("this model came as an object without its config.json; load it from a folder to save it.")
     target = Path(folder).expanduser()
     if target.exists() and (not target.is_dir() or any(target.iterdir())) and not overwrite:
         raise RCDError(f"{target} is not empty; choose another folder or allow it to be overwritten.")

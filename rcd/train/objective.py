@@ -58,6 +58,8 @@ class Objective(nn.Module):
         declares; a step that has neither (trajectories without a reference) is one without."""
         super().__init__()
         assert model.holds(carry), "the model holds what the carry learns"
+        if model.spread:
+            raise RCDError("the model's layers are on several devices, or on disk; load it on one to train it.")
         if model.quantised:
             raise RCDError(
                 f"the model's weights are quantised ({model.quantised}), and training needs floats; load it without "
