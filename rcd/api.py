@@ -238,7 +238,7 @@ class Pipeline:
 
         try:
             with self._words:
-                return blanks.read(canvas, encode, self.settings.mask_token_id)
+                return blanks.read(canvas, encode, self.settings.mask_token_id, self.settings.context_length)
         except TypeError as error:
             raise RCDError("the canvas holds characters that are no Unicode text (lone surrogates?).") from error
 

@@ -16,12 +16,10 @@ from typing import Any
 from rcd.errors import RCDError
 
 MASK = re.compile(r"(\\?)\[MASK(?::([^\[\]]*))?\]")
-MOST_MASKS = 1_000_000
-"""Of one `[MASK:...]`: more than any context has room for."""
 
 
-def read(text: str, encode: Callable[[str], list[int]], mask: int) -> list[int]:
-    """A text with masks as token ids; `encode` knows the words."""
+def read(text: str, encode: Callable[[str], list[int]], mask: int, most: int) -> list[int]:
+    """A text with masks as token ids, at most so many; `encode` knows the words."""
     ids: list[int] = []
     words, at = "", 0
     for found in MASK.finditer(text):
@@ -30,7 +28,10 @@ def read(text: str, encode: Callable[[str], list[int]], mask: int) -> list[int]:
             words += found[0][1:]
             continue
         words = words.removesuffix(" ")
-        ids += [*(encode(words) if words else ()), *[mask] * _count(found)]
+        count = _count(found)
+        if len(ids) + count > most:
+            raise RCDError(f"the canvas has more than {most} tokens, the most there is room for; shorten it.")
+        ids += [*(encode(words) if words else ()), *[mask] * count]
         words = ""
     words += text[at:]
     return [*ids, *(encode(words) if words else ())]
@@ -40,7 +41,7 @@ def _count(found: re.Match[str]) -> int:
     if found[2] is None:
         return 1
     digits = found[2] if found[2].isascii() and found[2].isdigit() and len(found[2]) < 10 else "0"
-    if not 1 <= int(digits) <= MOST_MASKS:
+    if not int(digits):
         raise RCDError(
             f"{found[0][:40]!r} is no number of masks; write such as [MASK:12], or \\[MASK where it is meant as text."
         )

@@ -24,18 +24,18 @@ def check_streamer(streamer: Any, prompts: int) -> None:
 
 def streamed(events: Iterator[Event], prompt: Sequence[int], streamer: Any) -> Iterator[Event]:
     """The same events, of one prompt, told to a streamer as well. Whatever happens, it is told the end."""
-    drafts, told = callable(getattr(streamer, "put_draft", None)), 0
+    drafts = callable(getattr(streamer, "put_draft", None))
+    told = 0
     try:
         streamer.put(torch.tensor([prompt]))
         for event in events:
             ids: Sequence[int] = ()
             if isinstance(event, Step):
-                first = told - event.offset
-                ids = event.draft[max(0, first) : event.final - event.offset].tolist()
+                ids = event.settled
             elif isinstance(event, Finished):
                 ids = event.ids[told:]
             if ids:
-                streamer.put(torch.tensor(ids))
+                streamer.put(torch.tensor(list(ids)))
                 told += len(ids)
             if drafts and isinstance(event, Step):
                 streamer.put_draft(event.draft[max(0, told - event.offset) :])

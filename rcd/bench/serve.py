@@ -134,7 +134,7 @@ def jobs_of(pipeline: Pipeline, load: Load, config: DecodeConfig) -> list[Job]:
     bounds, words = ServeSettings(), Words(pipeline.tokenizer)
     most = dict(max_n=1, max_prompts=1, max_messages=1, most_tokens=bounds.most_tokens)
     asks = [parse(body, load.chat, **most) for body in load.bodies(False)]
-    return [asyncio.run(jobs(pipeline, words, config, ask))[0] for ask in asks]
+    return [asyncio.run(jobs(pipeline, words, config, ask, bounds.most_tokens))[0] for ask in asks]
 
 
 class Offline:

@@ -107,7 +107,9 @@ def generate(
     second = load(reference, device=device, dtype=dtype, quantize=quantize) if reference else None
     limit_threads([pipeline, second], threads)
     chosen, idle = decoding.chosen(carry, pipeline.checkpoint.rcd.carry)
-    layout = canvas if canvas is None or not ids else blanks.read(canvas, parse_ids, pipeline.settings.mask_token_id)
+    layout: Any = canvas
+    if ids and canvas is not None:
+        layout = blanks.read(canvas, parse_ids, pipeline.settings.mask_token_id, pipeline.settings.context_length)
     encoded, canvases = pipeline.encode_both(tokens if tokens is not None else question, chat, layout)
     config = pipeline.resolve(replace(asked, carry=chosen), len(encoded[0]), len(canvases[0]))
     note_model(model, pipeline, config.window)

@@ -37,7 +37,7 @@ class Answer:
         """Up to the first mask."""
         self.filling.settled(self.ids)
         self._logprobs: dict[int, TokenLogprob] = {}
-        self._searched = 0
+        self._searched = self._told = 0
 
     def grow(self, offset: int, draft: Tensor, masked: Tensor, committed: Tensor, told: Logprobs | None) -> int:
         """Bring the beginning of the answer and the tokens' log probabilities up to date, by a step's window. Returns
@@ -55,6 +55,11 @@ class Answer:
         behind = enumerate(self.ids[self.filling.last :], self.filling.last)
         settled = next((k + 1 for k, token in behind if token in self.ends), len(self.ids))
         return min(settled, self.settings.new_tokens)
+
+    def tell(self, final: int) -> tuple[int, ...]:
+        """The tokens up to there that were not told before."""
+        told, self._told = tuple(self.ids[self._told : final]), max(self._told, final)
+        return told
 
     @property
     def stopped(self) -> bool:

@@ -47,6 +47,9 @@ class Step(_OfARow):
     """[L] the weight of each position's residual: that with which it enters the next step (with a reference at every
     step, that with which it entered this one); None without a residual."""
     logprobs: Logprobs | None = None
+    settled: tuple[int, ...] = ()
+    """The tokens of the answer that are final now and were not before. Those of all steps, joined, begin the answer,
+    also where a canvas gives blocks that no window shows."""
 
 
 @dataclass(frozen=True)

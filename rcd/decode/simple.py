@@ -110,7 +110,7 @@ def decode(
         unfinished = window.post.unfinished(now) if rules.rule.revises else None
         if unfinished is not None:  # what it holds may change
             event = replace(event, final=min(event.final, max(0, unfinished - length)))
-        yield event
+        yield replace(event, settled=answer.tell(event.final))
         if answer.stopped:
             yield answer.cut(_completed(counts, config, window, other is not None))
             return

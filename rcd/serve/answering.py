@@ -160,7 +160,7 @@ class Answering:
         for piece in found:
             if isinstance(piece, Done):
                 reply.usage.add(piece)
-                call.tokens += len(piece.ids)
+                call.tokens += piece.tokens
                 call.steps += piece.denoising_steps
                 self._metrics.done(call.model, piece)
 

@@ -98,7 +98,6 @@ class Sink:
         self._mailbox, self.index, self.canvas, self._kept = mailbox, index, canvas, kept
         self._lock = threading.Lock()
         self._ids: list[int] = []
-        self._final = 0
         self._steps = deque[Step]()
         self._logprobs: dict[int, TokenLogprob] = {}
         self._end: Finished | Failed | BaseException | None = None
@@ -120,16 +119,12 @@ class Sink:
         """Whether a reader should hear of it."""
         if event.logprobs is not None:
             self._keep(event)
-        news = event.final > self._final
-        if news:
-            first = self._final - event.offset
-            self._ids += event.draft[max(0, first) : event.final - event.offset].tolist()
-            self._final = event.final
+        self._ids += event.settled
         if self.canvas is not None:
             self._steps.append(event)
             if len(self._steps) > self._kept and not self._drawing:
                 self.canvas.write(self._steps.popleft())
-        return news or self.canvas is not None
+        return bool(event.settled) or self.canvas is not None
 
     def _keep(self, event: Step) -> None:
         told = event.logprobs

@@ -152,7 +152,8 @@ def _bodies() -> dict[str, Any]:
             name: {"type": [JSON_TYPES[kinds[0]], "null"], "description": "Ignored."} for name, kinds in IGNORED.items()
         }
         for name, values in NEUTRAL.items():
-            fields[name] = {"enum": [*values, None], "description": "Not supported, but for what changes nothing."}
+            if name not in one.model_fields:
+                fields[name] = {"enum": [*values, None], "description": "Not supported, but for what changes nothing."}
     return found
 
 

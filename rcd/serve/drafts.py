@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rcd.decode.events import Step
@@ -17,11 +18,15 @@ TOKEN, STATE, NEW, REVISED, ALPHA, CONFIDENCE, BEST = range(7)
 class Canvas:
     """One answer's positions, step by step. The caller sees to it that one thread uses it at a time."""
 
-    def __init__(self, index: int, words: Words, length: int, ends: frozenset[int], mask: int, alternatives: int):
+    def __init__(
+        self, index: int, words: Words, length: int, ends: frozenset[int], mask: int, alternatives: int,
+        canvas: Sequence[int] = (),
+    ):  # fmt: skip
+        self._given = {place: token for place, token in enumerate(canvas) if token != mask}
         self._index, self._words, self._length = index, words, length
         self._ends, self._mask, self._alternatives = ends, mask, alternatives
-        self._cells: list[Cell] = []
-        self._low: int | None = None
+        self._cells: list[Cell] = [self._untold(place, mask) for place in range(len(canvas))]
+        self._low: int | None = 0 if canvas else None
         """From where on something was written since the last draft."""
         self._step, self._final = 0, 0
 
@@ -30,9 +35,7 @@ class Canvas:
         skipped = max(0, -step.offset)
         first = step.offset + skipped
         if first > len(self._cells):  # positions that no step has told of: nothing is known of them
-            self._cells += (
-                [self._mask, "masked", False, False, None, None, []] for _ in range(first - len(self._cells))
-            )
+            self._cells += (self._untold(place, self._mask) for place in range(len(self._cells), first))
         draft, masked = step.draft.tolist(), step.masked.tolist()
         committed, revised = step.committed.tolist(), step.revised.tolist()
         confidence = step.confidence.tolist()
@@ -49,6 +52,7 @@ class Canvas:
             if predicted and best_ids is not None and best is not None:
                 found = list(zip(best_ids[j], best[j], strict=True))
             state = "masked" if masked[j] else "end" if draft[j] in self._ends else "committed"
+            state = "given" if place in self._given else state
             weight = alpha[j] if alpha is not None and masked[j] else None
             new, again = committed[j], revised[j]
             if place == len(self._cells):
@@ -62,6 +66,10 @@ class Canvas:
             self._cells[place] = [draft[j], state, new, again, weight, None if sure != sure else sure, found]
         self._low = first if self._low is None else min(first, self._low)
         self._step, self._final = step.number, step.final
+
+    def _untold(self, place: int, mask: int) -> Cell:
+        state = "given" if place in self._given else "masked"
+        return [self._given.get(place, mask), state, False, False, None, None, []]
 
     def told(self, step: Step) -> Draft:
         """The draft of this step and of those written since the last one."""

@@ -50,7 +50,7 @@ class Metrics:
         self._loads = {name: Gauge(f"rcd_{name}", about, ["model"], **by) for name, about in LOADS.items()}
 
     def done(self, model: str, done: Done) -> None:
-        self.tokens.labels(model).inc(len(done.ids))
+        self.tokens.labels(model).inc(done.tokens)
         self.steps.labels(model).inc(done.denoising_steps)
         self.forwards.labels(model).inc(done.forwards)
         self.cached.labels(model).inc(done.cached)

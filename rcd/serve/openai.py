@@ -95,7 +95,7 @@ class Reply:
     def _done(done: Done) -> dict[str, Any]:
         return {
             "type": "done", "index": done.index, "denoising_steps": done.denoising_steps, "forwards": done.forwards,
-            "tokens": len(done.ids), "tokens_per_step": done.tokens_per_step, "seconds": done.seconds,
+            "tokens": done.tokens, "tokens_per_step": done.tokens_per_step, "seconds": done.seconds,
             "queued_seconds": done.queued_seconds, "stop_reason": done.reason,
         }  # fmt: skip
 

@@ -44,7 +44,10 @@ def parse(content: bytes, chat: bool, *, max_n: int, max_prompts: int, max_messa
     drafts = own.pop("drafts", False)
     if drafts and not body.stream:
         raise Refusal("rcd.drafts are sent in a stream; set stream to true.", "rcd.drafts")
-    alternatives = own.pop("alternatives", 0)
+    alternatives, canvas = own.pop("alternatives", 0), _canvas(own.pop("canvas", None))
+    suffix = None if chat else body.suffix
+    if suffix and canvas is not None:
+        raise Refusal("suffix and rcd.canvas both say what is given; give one of them.", "suffix")
     back = {short: name for name, short in RENAMED.items()}
     settings = {back.get(key, key): value for key, value in own.items() if back.get(key, key) in OWN}
     settings |= {name: value for name in ("temperature", "top_p") if (value := getattr(body, name)) is not None}
@@ -55,8 +58,19 @@ def parse(content: bytes, chat: bool, *, max_n: int, max_prompts: int, max_messa
     return Ask(
         chat, body.model, prompts, n, body.seed, settings, own.get("carry"), own.get("t_res"), own.get("alpha_scale"),
         bool(body.stream), bool(body.stream_options and body.stream_options.include_usage), drafts, alternatives,
-        logprobs,
+        logprobs, canvas, suffix or None,
     )  # fmt: skip
+
+
+def _canvas(canvas: Any) -> Any:
+    if canvas is None or isinstance(canvas, str):
+        return canvas or None
+    if not isinstance(canvas, list) or not all(type(token) is int for token in canvas):
+        raise Refusal(
+            f"rcd.canvas is a text with [MASK:12] where tokens are wanted, or token ids, not {_short(canvas)}.",
+            "rcd.canvas",
+        )
+    return _ids(canvas, "rcd.canvas") or None
 
 
 def _object(content: bytes) -> dict[str, Any]:
@@ -128,7 +142,7 @@ def _must(first: Any) -> str:
 def _unknown(name: str, names: list[str], owner: str) -> Refusal:
     inner = owner == "the request"
     near = difflib.get_close_matches(name[:64], names, n=1)
-    own = [*OWN, *RENAMED.values(), "t_res", "alpha_scale", "carry", "drafts", "alternatives"]
+    own = [*OWN, *RENAMED.values(), "t_res", "alpha_scale", "carry", "drafts", "alternatives", "canvas"]
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     if not inner and name in RENAMED:
         hint = f" (did you mean {RENAMED[name]!r}?)"
@@ -174,10 +188,10 @@ def _prompts(prompt: Any, most: int) -> list[Any]:
     raise Refusal("prompt is a list of several kinds; give texts, or lists of token ids.", "prompt")
 
 
-def _ids(ids: list[int]) -> list[int]:
+def _ids(ids: list[int], name: str = "prompt") -> list[int]:
     bad = next((token for token in ids if not 0 <= token < 2**31), None)
     if bad is not None:
-        raise Refusal(f"prompt has the token id {_short(bad)}, which no vocabulary has.", "prompt")
+        raise Refusal(f"{name} has the token id {_short(bad)}, which no vocabulary has.", name)
     return ids
 
 

@@ -18,7 +18,7 @@ class Accepted:
 
     model: str
     prompt_tokens: int
-    """Of all prompts, each counted once."""
+    """Of all prompts and what their canvases give, each counted once."""
     choices: int
 
 
@@ -76,10 +76,17 @@ class Done:
     queued_seconds: float
     """Until it had a row."""
     logprobs: tuple[TokenText, ...] | None = None
+    given: int = 0
+    """Of `ids`, those that a canvas gave."""
+
+    @property
+    def tokens(self) -> int:
+        """New ones."""
+        return len(self.ids) - self.given
 
     @property
     def tokens_per_step(self) -> float:
-        return round(len(self.ids) / self.denoising_steps, 4) if self.denoising_steps else 0.0
+        return round(self.tokens / self.denoising_steps, 4) if self.denoising_steps else 0.0
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class Usage:
 
     def add(self, done: Done) -> None:
         self.done[done.index] = done
-        self.completion_tokens += len(done.ids)
+        self.completion_tokens += done.tokens
         self.cached += done.cached
         self.denoising_steps += done.denoising_steps
         self.forwards += done.forwards

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from rcd.decode.answers import found_stop
 from rcd.decode.events import Failed, Finished, TokenLogprob
 from rcd.decode.handle import Handle, lost
 from rcd.errors import RCDError
@@ -19,18 +20,24 @@ from rcd.serve.text import TextStream, Words
 class Reader:
     """On the event loop, beside the sink of its choice."""
 
-    def __init__(self, sink: Sink, words: Words, stops: tuple[str, ...], began: float, ask: Ask):
+    def __init__(
+        self, sink: Sink, words: Words, stops: tuple[str, ...], began: float, ask: Ask, most: int | None = None
+    ):
+        """`most`: so many tokens of the answer are its text; what is given stands behind them."""
         self._sink, self._words, self._stops, self._began, self._ask = sink, words, stops, began, ask
+        self._most = most
         self._waiting: list[TokenText] = []
         """Tokens whose text is not sent yet."""
         self._settled = self._told = 0
         self.ended = False
 
-    def begin(self, handle: Handle, ends: Iterable[int]) -> None:
-        """`ends`: the tokens that end the answer."""
+    def begin(self, handle: Handle, ends: Iterable[int], given: int = 0) -> None:
+        """`ends`: the tokens that end the answer; before the last of the first `given`, nothing does."""
         self._handle = handle
-        self._ends = frozenset(ends)
-        self._stream = TextStream(self._words, self._stops, self._ends)
+        self._ends, self._given = frozenset(ends), given
+        if self._most is not None:  # a gap, in which an end token ends nothing
+            self._ends, self._given = frozenset(), 0
+        self._stream = TextStream(self._words, self._stops, self._ends, self._given)
 
     def read(self) -> list[Piece]:
         """What is new."""
@@ -47,11 +54,12 @@ class Reader:
         return found
 
     def _text(self, ids: list[int]) -> list[Piece]:
+        ids = ids if self._most is None else ids[: max(0, self._most - self._settled)]
+        places = range(self._settled, self._settled + len(ids))
+        self._settled += len(ids)
         if self._ask.logprobs is None:
             text = self._stream.push(ids)
             return [Text(self._sink.index, text)] if text else []
-        places = range(self._settled, self._settled + len(ids))
-        self._settled += len(ids)
         text = ""
         for one in self._sink.logprobs(places, ids):
             if one.token not in self._ends:
@@ -72,7 +80,8 @@ class Reader:
         if isinstance(event, BaseException):
             return [Refused(500, str(lost(event)), None, "decoding_failed")]
         assert isinstance(event, Finished)
-        text, found = event.text or "", list[Piece]()
+        found = list[Piece]()
+        text, reason = (event.text or "", event.stop_reason) if self._most is None else self._gap(event)
         logprobs = self._logprobs(event, text)
         if self._ask.stream:
             more, last = self._stream.finish(text), (logprobs or ())[self._told :]
@@ -81,12 +90,18 @@ class Reader:
         counts, admitted = event.counts, self._handle.admitted
         found.append(
             Done(
-                self._sink.index, event.stop_reason, text, event.ids, counts.denoising, counts.forwards,
+                self._sink.index, reason, text, event.ids, counts.denoising, counts.forwards,
                 event.reused, round(event.at - self._began, 6), round((admitted or event.at) - self._began, 6),
-                logprobs,
+                logprobs, event.given,
             )
         )  # fmt: skip
         return found
+
+    def _gap(self, event: Finished) -> tuple[str, str]:
+        """(the text of what was filled in before a suffix, why it ends)."""
+        text = self._words.decode(event.ids[: self._most])
+        at = found_stop(text, self._stops)
+        return (text, "length") if at is None else (text[:at], "stop")
 
     def _logprobs(self, event: Finished, text: str) -> tuple[TokenText, ...] | None:
         """Of the tokens that have a part in the text."""
@@ -94,7 +109,9 @@ class Reader:
             return None
         stream = TextStream(self._words, (), self._ends)
         told = []
-        for one in event.logprobs:
+        for place, one in enumerate(event.logprobs[: self._most]):
+            if one.token in self._ends and place + 1 < self._given:
+                continue
             if one.token in self._ends or stream.known >= len(text):
                 break
             told.append(self._shown(one, stream.known))

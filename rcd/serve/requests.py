@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rcd.api import Pipeline
 from rcd.carry.base import Carry
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, first_line
+from rcd.serve.canvases import SHORT, laid_out
 from rcd.serve.pieces import Refusal, Refused
 from rcd.serve.schema import Ask
 from rcd.serve.text import Words
 
-SHORT = 4096
-"""Characters of prompts that are encoded on the event loop."""
 SEEDS = 2**64
 LEAVING = Refused(503, "the server is shutting down; send the request again later.", None, "shutting_down", 5)
 
@@ -33,9 +32,12 @@ class Job:
     config: DecodeConfig
     apart: Any = None
     """The carry, where its settings are the request's own."""
+    canvas: list[int] = field(default_factory=list)
+    told: int | None = None
+    """So many tokens of the answer are its text; None: all."""
 
 
-async def jobs(pipeline: Pipeline, words: Words, base: DecodeConfig, ask: Ask) -> list[Job]:
+async def jobs(pipeline: Pipeline, words: Words, base: DecodeConfig, ask: Ask, most_tokens: int) -> list[Job]:
     """Every choice of the request, prompt by prompt."""
     prompts = await _encoded(words, ask)
     config, apart = configured(pipeline, base, ask)
@@ -43,12 +45,15 @@ async def jobs(pipeline: Pipeline, words: Words, base: DecodeConfig, ask: Ask) -
     if ask.seed is None and config.temperature > 0:
         seed = random.getrandbits(64)
     made: list[Job] = []
-    for prompt in prompts:
+    for prompt, canvas, told in await laid_out(pipeline, words, config, ask, prompts, most_tokens):
         if not prompt:
             raise Refusal("the prompt is empty; give at least one token.", "messages" if ask.chat else "prompt")
-        seeds = range(seed + len(made), seed + len(made) + ask.n)
+        seeds, own = range(seed + len(made), seed + len(made) + ask.n), config
+        if canvas and (told is not None or "max_new_tokens" not in ask.settings):
+            own = replace(config, max_new_tokens=len(canvas))
         made += [
-            Job(prompt, config if one == config.seed else replace(config, seed=one % SEEDS), apart) for one in seeds
+            Job(prompt, own if one == own.seed else replace(own, seed=one % SEEDS), apart, canvas, told)
+            for one in seeds
         ]
     return made
 

@@ -22,6 +22,7 @@ IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 
 PROMPT: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, IDS, {"type": "array", "items": IDS}]
 }
+CANVAS: dict[str, Any] = {"anyOf": [{"type": "string"}, IDS, {"type": "null"}]}
 MESSAGES: dict[str, Any] = {
     "type": "array",
     "minItems": 1,
@@ -81,7 +82,16 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
 }
-"""Fields of OpenAI's that would change the answer and are not supported: refused but for these values and null."""
+"""Fields of OpenAI's that would change the answer and are not supported: refused but for these values and null. What
+stands in a body (`suffix` in a completion's) is not of these there."""
+ABOUT_CANVAS = (
+    "The answer's beginning with tokens given: a text with [MASK] or [MASK:12] where tokens are wanted, or token ids. "
+    "Without max_tokens the answer is as long."
+)
+ABOUT_SUFFIX = (
+    "The text behind the gap of max_tokens tokens that is filled in; the answer is what stands in the gap. For models "
+    "whose attention is bidirectional."
+)
 OWN = ("threshold", "factor", "num_inference_steps", "top_k", "guidance")
 """Settings of a request that OpenAI has no name for; they stand in `rcd`."""
 RENAMED = {"num_inference_steps": "steps"}
@@ -107,6 +117,9 @@ class Ask:
     drafts: bool = False
     alternatives: int = 0
     logprobs: int | None = None
+    canvas: Any = None
+    """Of every answer: a text with masks, or token ids."""
+    suffix: str | None = None
 
 
 def _field(entry: Entry, default: Any = None) -> Any:
@@ -141,6 +154,7 @@ def bodies() -> tuple[type[BaseModel], type[BaseModel]]:
         "carry": _plain(bool, "False decodes without residual context (SeqD). None: as the model was trained."),
         "drafts": _plain(bool, "With `stream`: an event after each step with the whole canvas."),
         "alternatives": _plain(int, "Alternatives of each place in a draft.", ge=0, le=MOST_LOGPROBS),
+        "canvas": (Any, Field(default=None, description=ABOUT_CANVAS, json_schema_extra=CANVAS)),
     }
     rcd = create_model("RCD", __config__=config, **knobs)
     usage = create_model(
@@ -161,7 +175,7 @@ def bodies() -> tuple[type[BaseModel], type[BaseModel]]:
     completion = create_model(
         "CompletionBody", __config__=config,
         prompt=(Any, Field(description="A text, several, or token ids.", json_schema_extra=PROMPT)),
-        logprobs=_field(ours["logprobs"]), **shared,
+        suffix=_plain(str, ABOUT_SUFFIX), logprobs=_field(ours["logprobs"]), **shared,
     )  # fmt: skip
     chat = create_model(
         "ChatBody", __config__=config,

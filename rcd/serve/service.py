@@ -153,7 +153,7 @@ class LocalService:
     async def pieces(self, ask: Ask) -> AsyncIterator[list[Piece]]:
         try:
             served = self.named(ask.model)
-            wanted = await jobs(served.pipeline, served.words, served.config, ask)
+            wanted = await jobs(served.pipeline, served.words, served.config, ask, self.settings.most_tokens)
             mailbox, readers = self._mailbox(served, wanted, ask)
             self._admit(served, wanted)
         except RCDError as error:
@@ -165,20 +165,18 @@ class LocalService:
         try:
             try:
                 for job, sink in zip(wanted, mailbox.sinks, strict=True):
-                    events: Any = sink
-                    handles.append(
-                        served.pipeline.submit(
-                            job.prompt, job.config, watch=ask.stream, rows=self.settings.max_batch, events=events
-                        )
-                    )
+                    more: Any = dict(watch=ask.stream, rows=self.settings.max_batch, events=sink, canvas=job.canvas)
+                    handles.append(served.pipeline.submit(job.prompt, job.config, **more))
             except RCDError as error:
                 yield [refused(error)]
                 return
-            ends = {*served.pipeline.settings.eos_token_ids}
-            for reader, handle in zip(readers, handles, strict=True):
-                reader.begin(handle, ends | {*handle.request.settings.stop_ids})
+            ends, mask = {*served.pipeline.settings.eos_token_ids}, served.pipeline.settings.mask_token_id
+            for reader, handle, job in zip(readers, handles, wanted, strict=True):
+                given = max((place + 1 for place, token in enumerate(job.canvas) if token != mask), default=0)
+                reader.begin(handle, ends | {*handle.request.settings.stop_ids}, given)
             timers = self._deadlines(mailbox, handles)
-            yield [Accepted(served.name, sum(len(job.prompt) for job in wanted[:: ask.n]), len(wanted))]
+            read = sum(len(job.prompt) + sum(one != mask for one in job.canvas) for job in wanted[:: ask.n])
+            yield [Accepted(served.name, read, len(wanted))]
             left = len(wanted)
             while left and mailbox.refused is None:
                 await mailbox.wait(self.settings.heartbeat if ask.stream else None)
@@ -205,7 +203,7 @@ class LocalService:
         canvases = [_canvas(served, index, job, ask) for index, job in enumerate(wanted)] if ask.drafts else None
         mailbox = Mailbox(self._bridge, len(wanted), canvases, self.settings.drafts_kept)
         readers = [
-            Reader(sink, served.words, job.config.stop, mailbox.began, ask)
+            Reader(sink, served.words, job.config.stop, mailbox.began, ask, job.told)
             for sink, job in zip(mailbox.sinks, wanted, strict=True)
         ]
         return mailbox, readers
@@ -256,7 +254,7 @@ def refused(error: RCDError) -> Refused:
 def _canvas(served: Served, index: int, job: Job, ask: Ask) -> Canvas:
     model, length = served.pipeline.settings, served.pipeline.resolve(job.config, len(job.prompt)).new_tokens
     return Canvas(
-        index, served.words, length, frozenset(model.eos_token_ids), model.mask_token_id, ask.alternatives
+        index, served.words, length, frozenset(model.eos_token_ids), model.mask_token_id, ask.alternatives, job.canvas
     )  # fmt: skip
 
 

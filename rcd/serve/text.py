@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rcd import blanks
 from rcd.data.examples import prompt_ids
 from rcd.errors import RCDError
 
@@ -68,9 +69,32 @@ class Words:
     def encode_apart(self, prompts: Sequence[Any]) -> list[list[int]]:
         """The same from another thread."""
         with self._apart:
-            if self._another is None:
-                self._another = copy.deepcopy(self._original)
-            return self.encode(prompts, self._another)
+            return self.encode(prompts, self._copy())
+
+    def canvas(self, text: str, mask: int, most: int, tokenizer: Any | None = None) -> list[int]:
+        """A text with masks as token ids."""
+        return blanks.read(text, lambda words: self.plain(words, tokenizer), mask, most)
+
+    def plain(self, text: str, tokenizer: Any | None = None) -> list[int]:
+        """A part of a text: no template, and no special tokens of the tokenizer's own."""
+        if self._tokenizer is None:
+            raise RCDError("this model has no tokenizer; give the canvas as token ids.")
+        return list((tokenizer or self._tokenizer)(text, add_special_tokens=False)["input_ids"])
+
+    def canvas_apart(self, text: str, mask: int, most: int) -> list[int]:
+        """The same from another thread."""
+        with self._apart:
+            return self.canvas(text, mask, most, self._copy())
+
+    def plain_apart(self, text: str) -> list[int]:
+        with self._apart:
+            return self.plain(text, self._copy())
+
+    def _copy(self) -> Any:
+        """A tokenizer for other threads, one at a time."""
+        if self._another is None:
+            self._another = copy.deepcopy(self._original)
+        return self._another
 
     def token(self, token: int) -> str:
         """One token as text: with its space, and a special one by its name."""
@@ -104,8 +128,10 @@ class TextStream:
     """The text of one answer as its tokens settle: whole characters, no special tokens, nothing that may be the
     beginning of a stop string. What `push` and `finish` give is, joined, the answer's text."""
 
-    def __init__(self, words: Words, stops: Sequence[str] = (), ends: Iterable[int] = ()):
+    def __init__(self, words: Words, stops: Sequence[str] = (), ends: Iterable[int] = (), given: int = 0):
+        """`given`: so many tokens, the last of which a canvas gives; before it nothing ends the text."""
         self._words, self._stops, self._ends = words, tuple(stops), frozenset(ends)
+        self._given = given
         self._ids: list[int] = []
         """The last ones, from which text is decoded."""
         self._read = 0
@@ -121,14 +147,23 @@ class TextStream:
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that may be sent when these tokens are settled as well."""
+        first, ids = ids[: self._given], ids[self._given :]
+        told = ""
+        if first:
+            self.read(first)
+            told = self._sent(len(self._pending))
+        if not ids:
+            return told
         self.read(ids)
-        return self._flush()
+        return told + self._flush()
 
     def read(self, ids: Sequence[int]) -> None:
         if self._over:
             return
+        first = max(0, self._given - 1)
+        self._given = max(0, self._given - len(ids))
         for place, token in enumerate(ids):
-            if token in self._ends:
+            if place >= first and token in self._ends:
                 ids, self._over = ids[:place], True
                 break
         ids = [*self._bytes, *ids]
@@ -156,9 +191,12 @@ class TextStream:
         if found:
             self._over, self._pending = True, self._pending[: min(found)]
         kept = common_start(self._pending, self._stops)
-        out = self._pending[: len(self._pending) - kept]
-        self._pending = self._pending[len(out) :]
-        self.sent += len(out)
+        return self._sent(len(self._pending) - kept)
+
+    def _sent(self, count: int) -> str:
+        out = self._pending[:count]
+        self._pending = self._pending[count:]
+        self.sent += count
         return out
 
     def finish(self, text: str) -> str:

@@ -126,8 +126,8 @@ def _events(row: int, told: Sequence[Event], want: Sequence[Event], prompt: int,
     for a, b in zip(told, want, strict=True):
         assert isinstance(a, Step) and isinstance(b, Step)
         where = f"row {row}, step {b.number}"
-        if (a.number, a.final) != (b.number, b.final):
-            return f"{where}: {a.number, a.final} instead of {b.number, b.final}"
+        if (a.number, a.final, a.settled) != (b.number, b.final, b.settled):
+            return f"{where}: {a.number, a.final, a.settled} instead of {b.number, b.final, b.settled}"
         # both windows, as far as they tell of the same positions
         first, last = max(a.offset, b.offset), min(a.offset + len(a.draft), b.offset + len(b.draft), config.new_tokens)
         for name in ("committed", "draft", "masked", "confidence", "alpha"):

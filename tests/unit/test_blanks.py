@@ -32,15 +32,21 @@ def letters(text: str) -> list[int]:
     ],
 )
 def test_a_text_with_masks_is_read(text: str, ids: list[int]) -> None:
-    assert blanks.read(text, letters, 0) == ids
+    assert blanks.read(text, letters, 0, 64) == ids
 
 
 @pytest.mark.parametrize(
-    "bad", ["[MASK:0]", "[MASK:]", "[MASK: 3]", "[MASK:-1]", "[MASK:1e3]", "[MASK:²]", "[MASK:99999999]"]
+    "bad", ["[MASK:0]", "[MASK:]", "[MASK: 3]", "[MASK:-1]", "[MASK:1e3]", "[MASK:²]", "[MASK:9999999999]"]
 )
 def test_a_count_that_is_none_is_refused(bad: str) -> None:
     with pytest.raises(RCDError, match="is no number of masks; write such as"):
-        blanks.read(f"a {bad}", letters, 0)
+        blanks.read(f"a {bad}", letters, 0, 64)
+
+
+@pytest.mark.parametrize("long", ["[MASK:65]", "[MASK:60]" * 1_000, "[MASK]" * 65])
+def test_a_canvas_that_no_context_has_room_for_is_refused_before_it_is_made(long: str) -> None:
+    with pytest.raises(RCDError, match="has more than 64 tokens"):
+        blanks.read(long, letters, 0, 64)
 
 
 def test_one_canvas_is_for_all_prompts_or_each_has_its_own() -> None:
