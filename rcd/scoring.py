@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -36,8 +36,13 @@ def pair(
         end = pipeline.encode([continuation])[0]
         return (pipeline.encode([prompt], chat)[0] if len(prompt) else []), end
     if texts and not (prompt and (template if chat is None else chat)):
-        return _parted(plain(prompt.rstrip()), plain(prompt + continuation))
+        return together(plain, prompt, continuation)
     return pipeline.encode([prompt], chat)[0], _parted(plain(""), plain(continuation))[1]
+
+
+def together(encode: Callable[[str], list[int]], prompt: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Two texts that are read as one."""
+    return _parted(encode(prompt.rstrip()), encode(prompt + continuation))
 
 
 def _parted(own: list[int], whole: list[int]) -> tuple[list[int], list[int]]:

@@ -32,6 +32,13 @@ def lm_eval(
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Ask in the tokenizer's chat template.")
     ] = False,
+    draws: Annotated[
+        int | None, typer.Option(help="Of likelihoods: sets of masks drawn for a text (docs/evaluation.md); else 128.")
+    ] = None,
+    recursions: Annotated[int | None, typer.Option(help="Of likelihoods: passes that hand on a carry; else 0.")] = None,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Of likelihoods: also whether greedy decoding gives the text.")
+    ] = False,
     batch: Annotated[int, typer.Option(help="Rows at once, on a GPU.")] = 32,
     as_json: opt.Json = False,
     device: opt.Device = "auto",
@@ -39,7 +46,7 @@ def lm_eval(
     quantize: opt.Quantize = None,
     threads: opt.Threads = None,
 ) -> None:
-    """Run lm-eval's generation tasks; every request's steps and seconds go to OUTPUT/requests.jsonl."""
+    """Run lm-eval's tasks, generation and likelihoods; what every request took goes to OUTPUT/requests.jsonl."""
     whole("batch", batch, least=1)
     for name, value, least in (("limit", limit, 1), ("num-fewshot", num_fewshot, 0)):
         if value is not None:
@@ -47,8 +54,13 @@ def lm_eval(
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise RCDError("name at least one task with --tasks.")
+    from rcd.likelihood.settings import ScoreConfig
+
     decoding.config()
     given = dict(decoding.values)
+    named = {"draws": draws, "recursions": recursions, "greedy": greedy or None}
+    scores: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    ScoreConfig(**scores)
     asked: dict[str, Any] = {}
     if "max_new_tokens" in decoding.flags:
         asked["max_gen_toks"] = given.pop("max_new_tokens")
@@ -65,7 +77,7 @@ def lm_eval(
     manager = harness.task_manager(names, folders)
     instance = harness.model_class()(
         model, carry=carry, reference=reference, batch_size=batch, device=device, dtype=dtype,
-        quantize=quantize, requests=output / REQUESTS, **given,
+        quantize=quantize, requests=output / REQUESTS, **given, **scores,
     )  # fmt: skip
     limit_threads([instance.answerer.pipeline], threads, rows=batch)
     with opt.keeping(f"the requests answered so far are told in {output / REQUESTS}"):
@@ -75,7 +87,7 @@ def lm_eval(
         )  # fmt: skip
     if not results:  # one of several processes, and not the first
         return
-    config = {key: results["config"][key] for key in ("carry", "decode", "cost")}
+    config = {key: results["config"][key] for key in ("carry", "decode", "cost", "likelihood")}
     if as_json:
         shown = {
             key: results[key] for key in ("results", "groups", "n-shot", "n-samples", "versions") if key in results
@@ -88,7 +100,23 @@ def lm_eval(
     print(make_table(results))
     if results.get("groups"):
         print(make_table(results, "groups"))
-    show("\n".join([*cost(config["cost"]), "", f"in {output}"]))
+    parts = [cost(config["cost"])] if config["cost"]["tasks"] else []
+    parts += [scored(config["likelihood"])] if config["likelihood"]["tasks"] else []
+    show("\n".join([*(line for part in parts for line in [*part, ""]), f"in {output}"]))
+
+
+def scored(summary: dict[str, Any]) -> list[str]:
+    """What likelihoods cost, and how well they are known."""
+    out = [
+        f"likelihoods: lower bounds, {summary['draws']} draws at most",
+        "",
+        "|Tasks|Texts|Tokens|Forwards|Mean standard error|Seconds|",
+        "|-----|----:|-----:|-------:|------------------:|------:|",
+    ]
+    for name, row in summary["tasks"].items():
+        error = "" if row["standard_error"] is None else f"{row['standard_error']:.3f}"
+        out.append(f"|{name}|{row['requests']}|{row['tokens']}|{row['forwards']}|{error}|{row['seconds']:.1f}|")
+    return out
 
 
 def cost(summary: dict[str, Any]) -> list[str]:

@@ -20,8 +20,11 @@ from rcd.carry.base import Carry, describe
 from rcd.carry.parse import parse_carry
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, unknown_name, whole
+from rcd.evaluate import likelihoods
+from rcd.evaluate.likelihoods import Scorer
 from rcd.evaluate.provenance import decode_settings, delta_of, dtype_name
-from rcd.evaluate.requests import GENERATE, LISTS, SETTINGS, Answerer, several
+from rcd.evaluate.requests import LISTS, SETTINGS, Answerer, several
+from rcd.likelihood.settings import ScoreConfig
 from rcd.terminal import show
 
 if TYPE_CHECKING:
@@ -29,10 +32,6 @@ if TYPE_CHECKING:
 
 NAME = "rcd"
 MISSING = "lm-eval is not installed; pip install lm-eval (or pip install -e '.[lm-eval]')."
-NO_LIKELIHOOD = (
-    "a diffusion model gives a bound on a text's likelihood, not the likelihood, so tasks that compare likelihoods are "
-    "not run; choose tasks that generate (gsm8k, minerva_math, hendrycks_math500, ...)."
-)
 
 
 def library() -> Any:
@@ -54,7 +53,8 @@ def model_class() -> Any:
     from lm_eval.utils import simple_parse_args_string
 
     class RCDModel(LM):
-        """`pretrained`: a checkpoint or a Pipeline; `requests`: the file that records them; `settings`: of decoding."""
+        """`pretrained`: a checkpoint or a Pipeline; `requests`: the file that records them; `settings`: of decoding,
+        and draws, recursions and greedy of likelihoods."""
 
         def __init__(
             self,
@@ -76,7 +76,9 @@ def model_class() -> Any:
             from rcd.api import load
 
             super().__init__()
+            scoring = {name: settings.pop(name) for name in likelihoods.SETTINGS if name in settings}
             config = _config(settings)
+            scores = ScoreConfig(**scoring, seed=config.seed, guidance=config.guidance)
             self.processes = PartialState(cpu=device == "cpu")
             self._rank, self._world_size = self.processes.process_index, self.processes.num_processes
             if self._world_size > 1 and device in (None, "auto"):
@@ -91,6 +93,11 @@ def model_class() -> Any:
             self.answerer = Answerer(
                 pipeline, config, reference=second, batch=whole("batch_size", batch, least=1), requests=requests,
                 main=self._rank == 0,
+            )  # fmt: skip
+            causal = pipeline.settings.attention == "block_causal"
+            block = config.block_length if causal else None
+            self.scorer = Scorer(
+                self.answerer, replace(scores, carry=config.carry, batch_size=batch, block_length=block)
             )  # fmt: skip
             self.name = str(pretrained) if isinstance(pretrained, (str, Path)) else "a pipeline"
             self._device = pipeline.model.device
@@ -132,11 +139,17 @@ def model_class() -> Any:
         def barrier(self) -> None:
             self.processes.wait_for_everyone()
 
-        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
-            raise RCDError(NO_LIKELIHOOD)
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+            return self._scored(self.scorer.pairs, requests)
 
-        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> Any:
-            raise RCDError(NO_LIKELIHOOD)
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+            return self._scored(self.scorer.texts, requests)
+
+        def _scored(self, score: Any, requests: list[Any]) -> list[Any]:
+            done, found = len(self.scorer.told), score(requests, self.cache_hook)
+            for rows in (self.gather_object(self.scorer.told[done:]) or [])[1:]:
+                self.scorer.join(rows)
+            return list(found)
 
         @property
         def tokenizer(self) -> Any:
@@ -171,6 +184,7 @@ def model_class() -> Any:
                 "carry": describe(carry), "dtype": dtype_name(pipeline),
                 "delta": delta_of(carry, config.delta, pipeline.settings.vocab_size),
                 "decode": decode_settings(config), "cost": self.answerer.summary(),
+                "likelihood": self.scorer.summary(),
             }  # fmt: skip
 
     RCDModel.__qualname__ = "RCDModel"
@@ -183,12 +197,12 @@ def _config(given: dict[str, Any]) -> DecodeConfig:
     given |= {key: several(given[key]) for key in LISTS if key in given}
     for key in given:
         if key not in SETTINGS:
-            raise unknown_name("model argument or decoding setting", key, SETTINGS)
+            raise unknown_name("model argument or decoding setting", key, [*SETTINGS, *likelihoods.SETTINGS])
     return DecodeConfig(**given)
 
 
 def task_manager(names: Sequence[str], include: Iterable[str | Path] = ()) -> Any:
-    """lm-eval's tasks and those of these folders. A task that this model cannot do is refused when it is loaded, before
+    """lm-eval's tasks and those of these folders. A task that cannot be run is refused when it is loaded, before
     anything is decoded. Where the folders have all that is asked for, lm-eval's thousands are not read."""
     library()
     from lm_eval.tasks import TaskManager
@@ -205,8 +219,6 @@ def task_manager(names: Sequence[str], include: Iterable[str | Path] = ()) -> An
                     f"{hint} give a task with local data (--include-path)."
                 ) from error
             for name, task in found["tasks"].items():
-                if task.OUTPUT_TYPE != GENERATE:
-                    raise RCDError(f"{name} is a {task.OUTPUT_TYPE} task: {NO_LIKELIHOOD}")
                 if getattr(task, "UNSAFE_CODE", False):
                     raise RCDError(
                         f"{name} runs the code that the model writes; that needs lm-eval's own command line: "

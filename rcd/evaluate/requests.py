@@ -158,7 +158,7 @@ class Answerer:
         samples: Counter[tuple[str, int, int]] = Counter()
         capped: list[int] = []
         if self.pipeline.tokenizer.chat_template and not self.templated:  # type: ignore[union-attr]
-            self._note("this checkpoint has a chat template and it is not applied (--apply-chat-template).")
+            self.note("this checkpoint has a chat template and it is not applied (--apply-chat-template).")
         for place, request in requests.items():
             context, given = request.args
             task, doc = str(request.task_name), int(request.doc_id or 0)
@@ -182,7 +182,7 @@ class Answerer:
             config = replace(config, stop=searched(until))
             out.append(Asked(place, task, doc, sample, seed, request.args, prompt, until, config))
         if capped:
-            self._note(
+            self.note(
                 f"the model has {self.pipeline.settings.context_length} positions: {len(capped)} of "
                 f"{counted(len(out), 'request')} get fewer new tokens than the task asks for (at least {min(capped)})."
             )
@@ -208,7 +208,7 @@ class Answerer:
             if name in SETTINGS and value is not None:
                 found[name] = several(value) if name in LISTS else value
             elif name not in SETTINGS:
-                self._note(f"the generation setting {name}={value!r} means nothing here and is left out.")
+                self.note(f"the generation setting {name}={value!r} means nothing here and is left out.")
         return until, replace(self.config, **found)
 
     def fitted(self, config: DecodeConfig, prompt: int) -> tuple[DecodeConfig, bool]:
@@ -253,11 +253,15 @@ class Answerer:
 
     def _keep(self, rows: Sequence[Request]) -> None:
         self.told += rows
+        self.write(rows)
+
+    def write(self, rows: Sequence[Any]) -> None:
+        """Lines of the file of requests."""
         if self._file is not None:
             with self._file.open("a", encoding="utf-8") as file:
                 file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Once."""
         if text not in self._noted and self.main:
             self._noted.add(text)

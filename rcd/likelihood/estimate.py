@@ -79,8 +79,10 @@ def resolved(config: ScoreConfig, model: ModelSettings, trained: dict[str, Any] 
     """The same with every None filled from the checkpoint; `trained` is rcd.json's carry."""
     carry = parse_carry(TRAINED if config.carry is None else config.carry, trained)
     assert carry is not None
-    if config.recursions and carry.needs_reference:
-        raise RCDError("a likelihood is scored without a reference model; choose another carry, or recursions 0.")
+    if (config.recursions or config.greedy) and carry.needs_reference:
+        raise RCDError(
+            "a likelihood is scored without a reference model; choose another carry, or neither recursions nor greedy."
+        )
     block = None
     if model.attention == "block_causal":
         block = config.block_length or model.block_length

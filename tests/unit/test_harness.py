@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,10 +50,18 @@ metric_list:
   - {metric: exact_match, aggregation: mean, higher_is_better: true}
 """
 CHOOSES = """doc_to_target: 0
-doc_to_choice: ["1", "2"]
+doc_to_choice: "{{choices}}"
 metric_list:
   - {metric: acc, aggregation: mean, higher_is_better: true}
 """
+ROLLS = """doc_to_target: "{{question}}"
+metric_list:
+  - {metric: word_perplexity}
+"""
+
+
+def choices(item: Any) -> list[str]:
+    return [f"Answer: {item.answer}", "Answer: 1"]
 
 
 @pytest.fixture(scope="module")
@@ -239,12 +248,19 @@ def test_without_lm_eval_the_verb_says_what_to_install(tmp_path: Path, monkeypat
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a task that generates and one that compares likelihoods, over the same words."""
+    """A folder with tasks over the same words: that generate, compare likelihoods, or take those of whole texts."""
     pytest.importorskip("lm_eval")
     folder = tmp_path_factory.mktemp("tasks")
-    rows = [json.dumps({"question": item.question, "answer": item.answer}) + "\n" for item in ITEMS]
+    rows = [
+        json.dumps({"question": item.question, "answer": item.answer, "choices": choices(item)}) + "\n"
+        for item in ITEMS
+    ]
     (folder / "words.jsonl").write_text("".join(rows))
-    for name, kind, rest in (("own_words", "generate_until", GENERATES), ("own_choice", "multiple_choice", CHOOSES)):
+    kinds = {
+        "own_words": ("generate_until", GENERATES), "own_choice": ("multiple_choice", CHOOSES),
+        "own_texts": ("loglikelihood_rolling", ROLLS),
+    }  # fmt: skip
+    for name, (kind, rest) in kinds.items():
         (folder / f"{name}.yaml").write_text(TASK.format(name=name, kind=kind, folder=folder) + rest)
     return folder
 
@@ -285,13 +301,46 @@ def test_the_table_has_the_cost_below_lm_evals(tasks: Path, tmp_path: Path) -> N
     assert "carry residual" in result.stdout and "100.0%|\n" in result.stdout  # all cut off at 4 tokens
 
 
-def test_a_task_that_compares_likelihoods_is_refused_before_anything_is_decoded(tasks: Path, tmp_path: Path) -> None:
-    result = verb(tasks, tmp_path / "out", names="own_words,own_choice")
-    assert isinstance(result.exception, RCDError)
-    assert str(result.exception) == f"own_choice is a multiple_choice task: {harness.NO_LIKELIHOOD}"
-    assert (tmp_path / "out/requests.jsonl").read_text() == ""
-    with pytest.raises(RCDError, match="a bound"):
-        harness.model_class()(NAME, device="cpu").loglikelihood([])
+def test_a_task_that_compares_likelihoods_is_scored(tasks: Path, tmp_path: Path, pipeline: rcd.Pipeline) -> None:
+    """Beside one that generates; the likeliest choice is the answer, by the figures of `Pipeline.score`."""
+    result = verb(tasks, tmp_path / "out", "--limit", "3", "--draws", "24", "--json", names="own_words,own_choice")
+    assert result.exit_code == 0, (result.output, result.exception)
+    told = json.loads(result.stdout)
+    rows = [json.loads(line) for line in (tmp_path / "out/requests.jsonl").read_text().splitlines()]
+    scored = [row for row in rows if row["task"] == "own_choice"]
+    assert [(row["doc_id"], row["kind"]) for row in scored] == [(k // 2, "loglikelihood") for k in range(6)]
+    asked = rcd.ScoreConfig(draws=24, batch_size=32)
+    want = [pipeline.score(ITEMS[k].question, f" {choice}", asked) for k in range(3) for choice in choices(ITEMS[k])]
+    assert [row["log_likelihood"] for row in scored] == pytest.approx([one.log_likelihood for one in want])
+    right = [one.log_likelihood > other.log_likelihood for one, other in zip(want[::2], want[1::2], strict=True)]
+    assert told["results"]["own_choice"]["acc,none"] == pytest.approx(sum(right) / 3)
+    cost = told["likelihood"]["tasks"]["own_choice"]
+    assert (cost["requests"], cost["tokens"]) == (6, sum(len(one.ids) for one in want))
+    assert cost["forwards"] == sum(one.forwards for one in want) and told["likelihood"]["draws"] == 24
+    assert told["cost"]["all"]["requests"] == 3, "likelihoods have no steps, and are counted apart"
+    table = verb(tasks, tmp_path / "two", "--limit", "1", "--draws", "4", names="own_choice")
+    assert "lower bounds, 4 draws" in table.stdout and "Tokens per step" not in table.stdout, table.output
+
+
+def test_a_whole_text_has_a_likelihood_and_a_perplexity(tasks: Path, tmp_path: Path, pipeline: rcd.Pipeline) -> None:
+    result = verb(tasks, tmp_path / "out", "--limit", "2", "--draws", "16", "--json", names="own_texts")
+    assert result.exit_code == 0, (result.output, result.exception)
+    told = json.loads(result.stdout)["results"]["own_texts"]
+    asked = rcd.ScoreConfig(draws=16)
+    total = sum(pipeline.score("", item.question, asked).log_likelihood for item in ITEMS[:2])
+    words = sum(len(item.question.split()) for item in ITEMS[:2])
+    assert told["word_perplexity,none"] == pytest.approx(math.exp(-total / words), rel=1e-4)
+
+
+def test_two_processes_share_the_likelihoods(tasks: Path, tmp_path: Path) -> None:
+    given = ["lm-eval", "--model", NAME, "--tasks", "own_choice", "--include-path", str(tasks), "--limit", "3"]
+    given += ["--device", "cpu", "--draws", "4", "--json", "--output"]
+    two = finish(two_processes("rcd", *given, str(tmp_path / "two")))
+    assert two.returncode == 0, two.stderr
+    one = CliRunner().invoke(app, [*given, str(tmp_path / "one")])
+    first, second = json.loads(one.stdout), json.loads(two.stdout)
+    assert first["results"] == second["results"] and second["likelihood"]["tasks"]["own_choice"]["requests"] == 6
+    assert len((tmp_path / "two/requests.jsonl").read_text().splitlines()) == 6
 
 
 def test_lm_eval_finds_the_model_by_its_name(tasks: Path, tmp_path: Path) -> None:
