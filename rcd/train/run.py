@@ -97,7 +97,9 @@ def _check_folder(folder: Path, config: TrainConfig, resume: bool, say: Callable
         raise RCDError(f"{folder} holds a run; go on with --resume, or choose another --output.")
     held, wanted = read_json(folder / "train.json"), config.to_json()
     differing = {k: f"{k}: {held.get(k)!r} -> {wanted[k]!r}" for k in wanted if held.get(k) != wanted[k]}
-    fixed = [text for key, text in differing.items() if key not in RESUMABLE]
+    # pass by pass the load-balancing loss is another, so that the result depends on how a step is split
+    free = [key for key in RESUMABLE if key != "device_batch" or not config.router_balance]
+    fixed = [text for key, text in differing.items() if key not in free]
     if fixed:
         raise RCDError(f"{folder} was begun with other settings ({'; '.join(fixed)}); use them, or a new --output.")
     if differing:

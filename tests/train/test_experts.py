@@ -164,6 +164,14 @@ def test_lora_adapts_attention_and_dense_layers_and_leaves_experts_and_routers(f
     assert any("shared_experts" in name for name in changed) == (family == "llada2_moe")
 
 
+def test_a_run_with_the_balance_resumes_with_its_own_device_batch(trained: tuple[str, Path]) -> None:
+    family, output = trained
+    own = [f"model=toy:{family}", "router_balance=0.01"]
+    with pytest.raises(RCDError, match="device_batch: 4 -> 2"):
+        run(output, *own, "device_batch=2", resume=True)
+    run(output, *own, "log_every=2", resume=True)
+
+
 def test_the_balance_is_refused_where_there_are_no_experts(tmp_path: Path) -> None:
     with pytest.raises(RCDError, match="router_balance is for models with experts, and toy:sdar has none"):
         run(tmp_path / "run", "router_balance=0.01", stage="reference")

@@ -14,12 +14,13 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import rcd
+from rcd import registry
 from rcd.cli.main import app
 from rcd.errors import RCDError
 from rcd.models import checkpoint as ckpt
 from rcd.models import writing
 from rcd.models.experts import ROUTERS, Router, SigmoidRouter, by_expert, routers
-from rcd.models.toy import toy
+from rcd.models.toy import toy, toy_config
 from tests.conftest import exact
 from tests.equivalence.setups import CARRIES, FLYING, PROMPTS, config, same
 from tests.unit.test_checkpoint import assert_same_bytes, tensors
@@ -111,6 +112,34 @@ def test_what_the_backbone_cannot_express_is_refused_in_one_sentence(
 ) -> None:
     with pytest.raises(RCDError, match=says):
         ckpt.open_checkpoint(saved(family, tmp_path / "a", **changes))
+
+
+def test_biases_of_q_k_and_v_are_one_tensor_in_llada2s_files(tmp_path: Path) -> None:
+    folder = saved("llada2_moe", tmp_path / "a", use_qkv_bias=True)
+    biases = {f"model.layers.{n}.attention.query_key_value.bias": torch.arange(128.0) + n for n in (0, 1)}
+    save_file({**tensors(folder), **biases}, folder / "model.safetensors")
+    checkpoint = ckpt.load(folder, device="cpu")
+    attention: Any = checkpoint.model.backbone.layers[1].self_attn  # type: ignore[index, union-attr]
+    assert torch.equal(attention.k_proj.bias, torch.arange(64.0, 96.0) + 1)
+    writing.save(checkpoint, tmp_path / "copy")
+    assert_same_bytes(folder, tmp_path / "copy")
+
+
+def test_layers_without_experts_are_dense_where_sdar_moes_configuration_says_so(tmp_path: Path) -> None:
+    """Every second layer, counted from 1, has experts, unless it is named."""
+    config = {**toy_config("sdar_moe", layers=5), "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    spec = registry.get("family", "sdar_moe")
+    backbone = spec.backbone_config(config)
+    settings = toy("sdar_moe").model.settings
+    model = ckpt.build(spec, settings, backbone, device="cpu")
+    layers: Any = model.backbone.layers
+    assert [hasattr(layer.mlp, "experts") for layer in layers] == [False, True, False, False, False]
+    checkpoint = ckpt.Checkpoint(model, config, None)
+    writing.save(checkpoint, tmp_path / "a")
+    names = tensors(tmp_path / "a").keys()
+    assert "model.layers.3.mlp.gate_proj.weight" in names and "model.layers.1.mlp.experts.7.up_proj.weight" in names
+    again = ckpt.load(tmp_path / "a", device="cpu").model.state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in model.state_dict().items())
 
 
 def stock(family: str) -> Any:
