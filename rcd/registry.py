@@ -76,6 +76,7 @@ PARTS: dict[str, dict[str, str]] = {
     # which positions are computed again at a step
     "window": {
         "blockwise": "rcd.decode.blocks:blockwise",
+        "sub_blocks": "rcd.decode.sub_blocks:sub_blocks",
         "d2f": "rcd.decode.blocks:d2f",
         "bidirectional": "rcd.decode.canvas:bidirectional",
         "prefix": "rcd.decode.canvas:prefix",

@@ -43,9 +43,17 @@ def d2f(terms: Terms, capacity: int) -> Blocks:
 @dataclass(frozen=True)
 class Blocks(Window):
     @property
-    def states(self) -> int:
+    def flying(self) -> int:
         """Blocks in flight, W."""
         return self.terms.config.blocks_in_flight
+
+    @property
+    def states(self) -> int:
+        return self.flying
+
+    @property
+    def stores(self) -> bool:
+        return self.terms.config.window != "d2f"
 
     # -- the host's part -----------------------------------------------------------------------------------------
 
@@ -70,7 +78,7 @@ class Blocks(Window):
         end = segment.start + self.terms.b - prompt
         masks = filling.masks(segment.start - prompt, end) if filling else min(self.terms.b, end)
         own = {"start": segment.start, "until": segment.until, "ahead": 1, "pending": 0, "referred": 0}
-        return own, {"masks": masks, "ahead": min(2, self.states)}
+        return own, {"masks": masks, "ahead": min(2, self.flying)}
 
     def prefill(self, prompt: int, begin: int, end: int) -> Iterator[Piece]:
         """LLaDA's prompt is one block, and one pass."""
@@ -85,7 +93,7 @@ class Blocks(Window):
         """(slots that are predicted, all slots) where the host lags. There are as many of the first as the rows may
         have blocks in flight; of the others, for finished blocks, as rows will probably have finished one in the
         step still unheard of."""
-        served = min(rounded(sum(one.last.ahead for one in serving)), rows * self.states)
+        served = min(rounded(sum(one.last.ahead for one in serving)), rows * self.flying)
         likely = sum(one.last.masks <= math.ceil(rate) for one in serving)
         extra = next(share for share in (0, -(-served // 4), -(-served // 2), served) if share >= min(likely, served))
         return served, served + extra
@@ -102,13 +110,13 @@ class Blocks(Window):
         return size[1]
 
     def several(self, size: Size) -> bool:
-        return size[1] >= 16 and (size[1] > size[0] or self.states > 1)
+        return size[1] >= 16 and (size[1] > size[0] or self.flying > 1)
 
     # -- the device's part ---------------------------------------------------------------------------------------
 
     def prepared(self, rows: Rows, served: int, slots: int) -> Pass:
         """Every active row's blocks in flight get a slot each; then finished blocks, as long as there are slots."""
-        b, seen = self.terms.b, Region.of(rows, rows.start, self.states, self.terms, filler=True)
+        b, seen = self.terms.b, Region.of(rows, rows.start, self.flying, self.terms, filler=True)
         took, storing, row, block = self._placed(rows, rows.active, rows.pending, served, slots)
         own, going = row[:served], took[row[:served]]
         row_P = torch.where(going, own, rows.nobody)
@@ -139,8 +147,8 @@ class Blocks(Window):
         row = (none + rows.nobody).scatter(0, rank, rows.number)[:count]
         newest = (ahead[row] - 1).clamp_min(0)
         # the newest blocks first, then all others from the oldest unstored one on, those that are not there as nobody's
-        back = torch.arange(-self.states, self.states - 1, device=rank.device).repeat_interleave(count)
-        every = row.repeat(2 * self.states - 1)
+        back = torch.arange(-self.flying, self.flying - 1, device=rank.device).repeat_interleave(count)
+        every = row.repeat(2 * self.flying - 1)
         there = (back >= -behind[every]) & (back < ahead[every] - 1) & (every < rows.nobody)
         others = torch.where(there, every, rows.nobody)
         block = torch.cat((newest, torch.where(there, back, 0)))
@@ -171,9 +179,9 @@ class Blocks(Window):
         flying = there & self._unfinished(rows, masks)
         hand_on(rows, made, outcome, flying[made.row, made.block])
         first = (there & ~flying).long().cumprod(-1).sum(-1)
-        left = masks.gather(1, first.clamp_max(self.states - 1)[:, None]).squeeze(1)
+        left = masks.gather(1, first.clamp_max(self.flying - 1)[:, None]).squeeze(1)
         left = torch.where(first < rows.ahead, left, terms.b)
-        ends = (is_end(ids, rows.ends) & made.seen.ending).unflatten(1, (self.states, -1)).any(-1)
+        ends = (is_end(ids, rows.ends) & made.seen.ending).unflatten(1, (self.flying, -1)).any(-1)
         ended = self._ended(rows, (ends & there).any(-1))
         more, last = self._more(rows, ended), (rows.ahead - 1).clamp_min(0)[:, None]
         share = self._share(rows, made.seen, masks).gather(1, last).squeeze(1)
@@ -183,13 +191,12 @@ class Blocks(Window):
         move(rows, made.storing, pending=rows.pending - rows.ahead.minimum(rows.pending))
         added = another(share, ahead, more, terms.config)
         fresh, behind = rows.fresh | (added & terms.starts), first
-        # SDAR's own loop stores a finished block in a pass of its own (`Counts.store`)
-        stored = rows.stored + torch.where(done, 0, first) * (terms.config.window == "blockwise")
+        stored = rows.stored + torch.where(done, 0, first) * self.stores
         move(
             rows, took, start=rows.start + first * terms.b, pending=behind, ahead=ahead + added.long(), ended=ended,
             fresh=fresh, referred=rows.referred + first, stored=stored,
         )  # fmt: skip
-        likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.states)
+        likely = (rows.ahead + self._more(rows, rows.ended)).clamp_max(self.flying)
         zero = torch.zeros_like(left)
         return report(rows, due=rows.pending, ahead=likely, masks=left, step=zero, flying=rows.ahead)
 
@@ -209,33 +216,39 @@ class Blocks(Window):
             slot 1   14 15 16 17    sees  15 18 18 18     predicts 15 by slot 0's token 3, and 16, 17 by its own 1, 2
         """
         b, shift = self.terms.b, self.terms.model.shift
-        begin = (rows.start[row] + block * b).clamp_min(0)[:, None]
-        position = begin + torch.arange(-shift, b, device=row.device)
-        end = begin + torch.where((position < begin) & (begin > 0), 0, b)
-        slots = Slots(row.int(), (begin - shift).squeeze(1).int(), end.int().contiguous(), looking=shift)
+        begin = (rows.start[row] + block * b).clamp_min(0)
+        ids, slots = self._run(rows, row, begin, begin, b)
         if shift:
             inside = torch.arange(b, device=row.device).expand(count, -1)
             slot = torch.arange(count, device=row.device)[:, None].expand(-1, b)
             before = (inside == 0) & (block[:count, None] > 0) & ordered
-            # a text's first position is predicted by its own output
-            source = torch.where((inside == 0) & (begin[:count] == 0), shift, inside)
-            sources = slot - before.long(), torch.where(before, b, source)
+            own = source(begin[:count, None] + inside, inside + shift, shift)
+            sources = slot - before.long(), torch.where(before, b, own)
             slots = replace(slots, places=(slot[:, :1], inside + shift), sources=sources)
+        return ids, slots
+
+    def _run(self, rows: Rows, row: Tensor, block: Tensor, begin: Tensor, length: int) -> tuple[Tensor, Slots]:
+        """(ids, slots) of so many positions from `begin` on, of blocks that begin at `block`."""
+        shift = self.terms.model.shift
+        position = begin[:, None] + torch.arange(-shift, length, device=row.device)
+        left = (position < block[:, None]) & (block > 0)[:, None]  # it sees what it saw: the block before, to its end
+        end = block[:, None] + torch.where(left, 0, self.terms.b)
+        slots = Slots(row.int(), (begin - shift).int(), end.int().contiguous(), looking=shift)
         return rows.text[row[:, None], position.clamp_min(0)], slots
 
     def _state(self, rows: Rows, row: Tensor, block: Tensor) -> Tensor:
         """Where a block's state is: at its number modulo W."""
-        if self.states == 1:
+        if self.flying == 1:
             return row
-        return row * self.states + (rows.start[row] // self.terms.b + block) % self.states
+        return row * self.flying + (rows.start[row] // self.terms.b + block) % self.flying
 
     def _left(self, needed: Tensor) -> Tensor:
         """[R + 1, W] masks left in each block."""
-        return needed.unflatten(1, (self.states, -1)).sum(-1)
+        return needed.unflatten(1, (self.flying, -1)).sum(-1)
 
     def _added(self, rows: Rows) -> Tensor:
         """[R + 1, W]"""
-        return torch.arange(self.states, device=rows.ahead.device) < rows.ahead[:, None]
+        return torch.arange(self.flying, device=rows.ahead.device) < rows.ahead[:, None]
 
     def _more(self, rows: Rows, ended: Tensor) -> Tensor:
         """[R + 1] whether blocks are to come: some of the answer is behind those added, and no end token was seen."""
@@ -243,7 +256,7 @@ class Blocks(Window):
 
     def _share(self, rows: Rows, seen: Region, left: Tensor) -> Tensor:
         """[R + 1, W] the decoded part of each block's masks; nobody waits for that of a block alone in flight."""
-        if self.states == 1:
+        if self.flying == 1:
             return torch.ones_like(left)
         total = seen.output if self.terms.early else seen.position >= rows.prompt[:, None]
         return decoded_share(self._left(total & ~seen.given(rows)), left)
@@ -254,10 +267,10 @@ class Blocks(Window):
 
     def _of_blocks(self, rows: Rows, values: Tensor) -> Tensor:
         """[R + 1, W] a number that each block has, of [(R + 1) W]."""
-        if self.states == 1:
+        if self.flying == 1:
             return values[:, None]
-        number = rows.start[:, None] // self.terms.b + torch.arange(self.states, device=rows.start.device)
-        return values.view(-1, self.states).gather(1, number % self.states)
+        number = rows.start[:, None] // self.terms.b + torch.arange(self.flying, device=rows.start.device)
+        return values.view(-1, self.flying).gather(1, number % self.flying)
 
     def _unfinished(self, rows: Rows, left: Tensor) -> Tensor:
         """[R + 1, W] the blocks that have masks left, or that stay open without."""
@@ -295,7 +308,7 @@ class Blocks(Window):
         # a row's own slots are for its blocks in flight or, if it only stores, for its oldest blocks behind
         begin = torch.where(storing, -behind, 0)
         end = torch.where(storing, (ahead - behind).clamp_max(0), torch.where(on, ahead, 0))
-        block = torch.arange(-self.states, self.states, device=at.device).expand(nobody + 1, -1)
+        block = torch.arange(-self.flying, self.flying, device=at.device).expand(nobody + 1, -1)
         at, turn, behind, begin, end = (value[:, None] for value in (at, turn, behind, begin, end))
         aside = (block >= -behind) & (block < begin)
         place = torch.where(aside, served + turn + block + behind, slots)
@@ -303,3 +316,8 @@ class Blocks(Window):
         none = torch.zeros(slots + 1, dtype=torch.long, device=place.device)
         row = (none + nobody).scatter(0, place, rows.number[:, None].expand_as(block).flatten())
         return on & ~storing, storing, row[:slots], none.scatter(0, place, block.flatten())[:slots]
+
+
+def source(position: Tensor, inside: Tensor, shift: int) -> Tensor:
+    """Where in its slot the output is that predicts each position; a text's first one is predicted by its own."""
+    return torch.where(position < shift, inside, inside - shift)

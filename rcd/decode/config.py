@@ -13,19 +13,21 @@ from rcd import registry
 from rcd.carry.base import Carry
 from rcd.carry.parse import TRAINED, parse_carry
 from rcd.decode.request_settings import RequestSettings, refuse_beyond
+from rcd.diffusion.rule import Rule
 from rcd.errors import RCDError, one_of
 from rcd.models.lm import ModelSettings
 from rcd.residual.reading import LARGE
 from rcd.settings import setting, settings
 
 DEFAULT_NEW_TOKENS = 256
-D2F_BLOCK = 32
+D2F_BLOCK, SUB_BLOCK = 32, 8
+BLOCKS = ("blockwise", "d2f", "sub_blocks")
 CACHED = ("prefix", "dual")
 
 
 def fitting(model: ModelSettings) -> list[str]:
     """The windows that fit a checkpoint's attention, its default first."""
-    return ["blockwise", "d2f"] if model.attention == "block_causal" else ["bidirectional", *CACHED, "d2f"]
+    return list(BLOCKS) if model.attention == "block_causal" else ["bidirectional", *CACHED, "d2f"]
 
 
 def _room(model: ModelSettings, window: str, block: int, prompt: int) -> int:
@@ -90,6 +92,12 @@ class DecodeConfig(RequestSettings):
     its left neighbour is decoded."""
     blocks_in_flight: int = setting(default=4, ge=1)
     """With the window `d2f`: at most so many blocks at once, from the first unfinished to the last."""
+    sub_block_length: int | None = setting(default=None, ge=1)
+    """Decode a block's parts of so many positions from left to right: only the leftmost unfinished one commits
+    (Fast-dLLM v2: 8 of 32). None: all of the block does; with the window `sub_blocks` 8. Of block-causal windows."""
+    first_token_alone: bool = setting(default=False)
+    """While a block's first position is a mask, commit that one alone, whatever its confidence: Fast-dLLM (v2; v1 on
+    Dream) takes it from the pass that ends the block before, or that enters the block."""
     commit: str = setting(default="threshold", choices="commit")
     """Which predictions become tokens (`rcd list commit`)."""
     score: str | None = setting(default=None, choices="score")
@@ -131,7 +139,7 @@ class DecodeConfig(RequestSettings):
         super().__post_init__()
         if self.delta_tokens & (self.delta_tokens - 1):
             raise RCDError(f"delta_tokens is a power of two, such as 64, not {self.delta_tokens}.")
-        refuse_beyond(self, "refresh_every", "blocks_in_flight", "block_length")
+        refuse_beyond(self, "refresh_every", "blocks_in_flight", "block_length", "sub_block_length")
         if isinstance(self.carry, str) and not self.carry.startswith(TRAINED):
             parse_carry(self.carry, None)
 
@@ -184,9 +192,23 @@ class DecodeConfig(RequestSettings):
             if mask or token >= model.vocab_size:
                 what = "is the mask" if mask else f"is outside the vocabulary of {model.vocab_size}"
                 raise RCDError(f"the token {token} of stop_ids {what}, so that no answer holds it; leave it out.")
+        part = self.sub_block_length or (min(SUB_BLOCK, block) if window == "sub_blocks" else None)
+        if part is not None and (window in (*CACHED, "bidirectional") or block % part):
+            raise RCDError(
+                f"a sub_block_length of {part} does not divide the block_length of {block}; take one that does."
+                if block % part
+                else f"sub_block_length is a setting of block-causal windows, and the window is {window!r}; "
+                "take a shorter block_length."
+            )
+        if window == "sub_blocks" and Rule.of(registry.get("commit", self.commit)).revises:
+            raise RCDError(
+                f"the commit rule {self.commit} replaces tokens of the whole block, and the window sub_blocks computes "
+                "a part of it; take the window blockwise, which sub_block_length divides as well."
+            )
         flying = min(self.blocks_in_flight, -(-model.context_length // block) + 1)
         return replace(
-            self, carry=carry, window=window, block_length=block, max_new_tokens=new, blocks_in_flight=flying
+            self, carry=carry, window=window, block_length=block, sub_block_length=part, max_new_tokens=new,
+            blocks_in_flight=flying,
         )  # fmt: skip
 
     def _window(self, model: ModelSettings) -> str:

@@ -77,8 +77,10 @@ class Engine:
         states = (rows + 1) * self.window.states
         with torch.inference_mode():
             wide = torch.promote_types(model.codebook.dtype, torch.float32)
-            cold = carry.cold((states, terms.b), model.codebook)
-            memory = rules.remembered((states, terms.b), settings.vocab_size, config.klass_history, model.codebook)
+            cold = carry.cold((states, self.window.unit), model.codebook)
+            memory = rules.remembered(
+                (states, self.window.unit), settings.vocab_size, config.klass_history, model.codebook
+            )
             self.rows = Rows.empty(rows, self.window.states, room, terms, cold, memory, wide)
         on_gpu = model.device.type == "cuda"
         graphs = on_gpu and graphs is not False and all(each.replayable for each in self.models)
@@ -174,7 +176,7 @@ class Engine:
         own, known = self.window.begin(length, one.request.settings.new_tokens, segment, one.answer.filling)
         behind = int(torch.maximum(rows.pending, rows.referred)[row]) * self.window.terms.b
         first, *others = self.window.prefill(length, segment.read, segment.start)
-        stores = int(rows.stored[row]) + (self.config.window == "blockwise")  # its last block, for those behind it
+        stores = int(rows.stored[row]) + self.window.stores  # its last block, for those behind it
         rows.resume(row, **own, stored=stores, fresh=self.window.terms.starts)
         one.serial = next(self._serials)
         one.last = RowReport(denoised=one.last.denoised, stored=stores, fresh=self.window.terms.starts, **known)

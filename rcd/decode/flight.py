@@ -1,5 +1,5 @@
-"""The rules of D2F (Discrete Diffusion Forcing): which blocks are in flight, and what each commits at least; and how a
-prompt is cut into passes. `blockwise` is one block in flight.
+"""The rules of D2F (Discrete Diffusion Forcing): which blocks are in flight, and what each commits at least; where in
+a block that is; and how a prompt is cut into passes. `blockwise` is one block in flight.
 
 Shapes: B rows, N blocks.
 """
@@ -36,6 +36,23 @@ def another(share_B: Tensor, flying_B: Tensor, more_B: Tensor, config: DecodeCon
     """[B] the rows that get one more block: enough of the last one is decoded (`share`), there is room beside those in
     flight, and there are `more`."""
     return (share_B >= config.block_add_threshold) & (flying_B < config.blocks_in_flight) & more_B
+
+
+def turn(needed_NL: Tensor, config: DecodeConfig) -> Tensor:
+    """[N, L] where a block may commit now, by its masks that matter: in its leftmost sub-block that has one (a block
+    that has none is open for editing alone), or at its first position alone.
+
+    sub_block_length 2   . . M . | M M   needed   0 0 1 0 1 1   turn   0 0 1 1 0 0
+    """
+    allowed = torch.ones_like(needed_NL)
+    if config.sub_block_length is not None:
+        open_ = needed_NL.unflatten(-1, (-1, config.sub_block_length)).any(-1)
+        leftmost = open_ & (open_.long().cumsum(-1) == 1) | ~open_.any(-1, keepdim=True)
+        allowed = leftmost.repeat_interleave(config.sub_block_length, -1)
+    if config.first_token_alone:
+        place = torch.arange(needed_NL.shape[-1], device=needed_NL.device)
+        allowed = allowed & ((place == 0) | ~needed_NL[..., :1])
+    return allowed
 
 
 def least(

@@ -73,7 +73,7 @@ class Prober:
         engine, one = self.engine, self.engine.serving[row]
         mine = (made.row == row).nonzero().flatten()
         mine = mine[made.block[mine].argsort()]
-        b = engine.window.terms.b
+        b = made.masked.shape[1]
         position = made.seen.position[row].unflatten(0, (-1, b))[made.block[mine]].flatten()
         inside = position < len(one.prompt) + engine.window.span(len(one.prompt), one.request.settings.new_tokens)
 

@@ -90,6 +90,8 @@ class RowReport(NamedTuple):
     """The step whose logits were no numbers."""
     fresh: int = 0
     """Whether its newest block's carry has still to start."""
+    part: int = 0
+    """Whether its next pass computes the current sub-block alone."""
 
 
 @dataclass

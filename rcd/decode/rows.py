@@ -70,6 +70,8 @@ class Rows:
     """[R + 1] which request the row serves."""
     seed: Tensor
     """[R + 1] what its tokens are drawn by."""
+    part: Tensor
+    """[R + 1] whether the next pass computes the current sub-block alone."""
     fresh: Tensor
     """[R + 1] whether the newest block's carry has still to start, by more than being nothing."""
     steps: Tensor
@@ -112,7 +114,7 @@ class Rows:
         width = len(terms.model.eos_token_ids) + MOST_STOP_IDS
         made["ends"] = torch.full((rows + 1, width), -1, dtype=torch.long, device=device)
         made["given"] = torch.zeros(rows + 1, capacity, dtype=torch.bool, device=device)
-        made |= {name: made[name].bool() for name in ("active", "ended", "fresh")}
+        made |= {name: made[name].bool() for name in ("active", "ended", "fresh", "part")}
         made |= {name: made[name].to(wide) for name in FRACTIONS}
         return cls(**{**made, "serial": made["serial"] - 1, "carry": carry, "memory": memory})
 
@@ -239,7 +241,7 @@ class Pass:
         alone."""
         row, rules, noise = self.row, terms.rules, None
         if features.draws or rules.draws:
-            position = picked(self.seen.position, row, self.block, terms.b)
+            position = picked(self.seen.position, row, self.block, self.masked.shape[1])
             counters = rows.seed[row][:, None], rows.denoised[row][:, None], position
             noise = uniform_of(*counters) if features.draws else None
         settings = StepSettings(
@@ -251,7 +253,7 @@ class Pass:
         )  # fmt: skip
         choice = ChoiceInputs(
             noise=choice_noise(*counters) if rules.draws else None, share=self.share, early=self.early,
-            ids=picked(self.seen.ids, row, self.block, terms.b) if rules.rule.revises else None,
+            ids=picked(self.seen.ids, row, self.block, self.masked.shape[1]) if rules.rule.revises else None,
         )  # fmt: skip
         return StepInputs(self.masked, self.candidates, self.inject, self.quota, settings, noise, choice=choice)
 

@@ -19,7 +19,7 @@ from rcd.carry.base import places
 from rcd.decode.answers import Answer
 from rcd.decode.answers import Text as Words
 from rcd.decode.choice import ChoiceInputs, choice_noise
-from rcd.decode.config import DecodeConfig
+from rcd.decode.config import BLOCKS, DecodeConfig
 from rcd.decode.events import Counts, Event, Failed, Logprobs, Step
 from rcd.decode.filling import Filling, check_canvas
 from rcd.decode.reporting import no_numbers
@@ -44,9 +44,9 @@ def decode(
     ends, early = [*settings.eos_token_ids, *config.stop_ids], config.eos_early_stop
     check_canvas(canvas, config.new_tokens, settings, ends)
     filling = Filling.of(canvas, config.new_tokens, settings.mask_token_id, ends, early)
-    now, flying = Text.of(prompt, config, settings, filling), config.window in ("blockwise", "d2f")
+    now, flying = Text.of(prompt, config, settings, filling), config.window in BLOCKS
     causal, length = settings.attention == "block_causal", len(prompt)
-    window = BlockWindow(config, now, causal, rules) if flying else CanvasWindow(config, now, rules)
+    window = BlockWindow(config, now, causal, rules, settings.shift) if flying else CanvasWindow(config, now, rules)
     cond = Reader(model, window.block_of, settings.mask_token_id)
     uncond = Reader(model, window.block_of, settings.mask_token_id, unread=length)
     target = Guided(cond, uncond, config.guidance) if config.guidance else cond
@@ -85,7 +85,7 @@ def decode(
         outcome = denoise(
             target, rules, now.ids, reads, entering,
             StepInputs(
-                before, now.offered(rules.rule.revises)[0][where] & plan.here, places(carry, before) & scope,
+                before, now.offered(rules.rule.revises)[0][where] & plan.allowed, places(carry, before) & scope,
                 plan.quota, request, uniform_of(*counters),
                 choice=ChoiceInputs(choice_noise(*counters), plan.share, now.ids[reads.predicted], plan.early),
                 memory=tuple(each[0, where] for each in memory),
@@ -131,7 +131,7 @@ def _completed(counts: Counts, config: DecodeConfig, window: BlockWindow | Canva
     """With the passes that store what is decided. The families' own loops store a finished block in a pass of its own,
     and only there is one to count. And with the second pass of each under guidance."""
     if isinstance(window, BlockWindow):
-        stores = window.opened - 1 if config.window == "blockwise" else 0
+        stores = window.opened - 1 if config.window != "d2f" else 0
         second = (stores + window.prefills) * (reference and config.travelling.needs_reference)
         counts = replace(counts, prefill=window.prefills, store=stores, reference=counts.reference + second)
     return counts.guided() if config.guidance else counts

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from rcd.carry.base import Carry, CarryState
-from rcd.decode.config import CACHED, DecodeConfig
+from rcd.decode.config import BLOCKS, CACHED, DecodeConfig
 from rcd.decode.filling import Filling
-from rcd.decode.flight import another, decoded_share, least, prefill_passes
+from rcd.decode.flight import another, decoded_share, least, prefill_passes, turn
 from rcd.decode.step import Places, Rules
 from rcd.decode.stopping import is_end, revisable, unsettled
 from rcd.models.lm import DiffusionLM, ModelSettings, Prediction, View
@@ -44,7 +44,7 @@ class Text:
     def of(cls, prompt: Sequence[int], config: DecodeConfig, model: ModelSettings, filling: Filling) -> Text:
         b, length, new = config.block, len(prompt), config.new_tokens
         origin = length // b * b if model.attention == "block_causal" else length
-        whole_blocks = config.window in ("blockwise", "d2f")
+        whole_blocks = config.window in BLOCKS
         end = origin + -(-(length + new - origin) // b) * b if whole_blocks else length + new
         area = torch.arange(origin, end)[None]
         ends = torch.tensor([[*model.eos_token_ids, *config.stop_ids]], dtype=torch.long)
@@ -87,7 +87,7 @@ class PassPlan:
     predicted: Tensor
     """[n, b] those of them that it predicts."""
     whole: bool = True
-    """Of a canvas: all of it, or a part of it and the rest as it was."""
+    """Of a canvas or a block: all of it, or a part of it and the rest as it was."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ class StepPlan:
 
     reads: PassPlan
     here: Tensor
-    """[n, b] booleans: what may be committed, and with `carry_scope="block"` carries."""
+    """[n, b] booleans: the blocks being decoded; with `carry_scope="block"` they alone carry."""
+    allowed: Tensor
+    """[n, b] booleans: where they may commit."""
     quota: Tensor
     """[n]"""
     share: Tensor | None = None
@@ -144,10 +146,10 @@ class PostSteps:
 
 
 class BlockWindow:
-    """`blockwise` and `d2f`: the blocks in flight, block-causal; all before them is read again."""
+    """`blockwise`, `sub_blocks` and `d2f`: the blocks in flight, block-causal; all before them is read again."""
 
-    def __init__(self, config: DecodeConfig, text: Text, causal: bool, rules: Rules):
-        self.config = replace(config, blocks_in_flight=1) if config.window == "blockwise" else config
+    def __init__(self, config: DecodeConfig, text: Text, causal: bool, rules: Rules, shift: int):
+        self.config = replace(config, blocks_in_flight=1) if config.window != "d2f" else config
         self.rules, position, b = rules, torch.arange(len(text.ids)), config.block
         self.block_of = position // b if causal else (position - text.origin + b).clamp_min(0) // b
         self.total = self._left(text.needed)
@@ -162,6 +164,8 @@ class BlockWindow:
         self.prefills = prefill_passes(text.origin, b) if causal else 1
         self.causal = causal
         self.post = PostSteps(rules, config)
+        self.shift, self.place, self.alone = shift, (-1, -1), False
+        """The last step's block and sub-block, and whether it was for a block's first position alone."""
 
     def next(self, text: Text) -> StepPlan | None:
         config, b = self.config, self.config.block
@@ -190,11 +194,30 @@ class BlockWindow:
         predicted = text.origin + chosen[:, None] * b + torch.arange(b)
         reads = PassPlan(torch.arange(text.origin + self.added * b), predicted)
         here = torch.ones_like(predicted, dtype=torch.bool)
-        plan = StepPlan(reads, here, wanted[0, chosen], None if due is None else due[0, chosen])
+        allowed = turn(text.needed[0].view(-1, b)[chosen], config)
+        plan = StepPlan(reads, here, allowed, wanted[0, chosen], None if due is None else due[0, chosen])
+        if config.window == "sub_blocks":
+            plan = self._part(plan, text)
         if not fresh:
             return plan
         new = torch.arange(text.output.shape[1])[None] // b == self.added - 1
         return replace(plan, fresh=new, start=text.origin + new[0].nonzero().flatten()[None])
+
+    def _part(self, plan: StepPlan, text: Text) -> StepPlan:
+        """The step on its sub-block alone, where the whole block need not be read."""
+        assert self.config.sub_block_length is not None
+        s, block = self.config.sub_block_length, plan.reads.predicted[0]
+        needed = text.needed[0][block - text.origin]
+        number = int(needed.view(-1, s).any(-1).long().argmax())
+        place, own = (int(block[0]), number), slice(number * s, (number + 1) * s)
+        whole = place != self.place or self.alone or bool(self.shift and needed[number * s])
+        self.place, self.alone = place, self.config.first_token_alone and bool(needed[0])
+        if whole:
+            return plan
+        predicted = block[own]
+        read = torch.arange(max(0, int(predicted[0]) - 1), int(predicted[-1]) + 1)  # with the token to the left
+        reads = PassPlan(read, predicted[None], whole=False)
+        return replace(plan, reads=reads, here=plan.here[:, own], allowed=plan.allowed[:, own])
 
     def _left(self, needed: Tensor) -> Tensor:
         """[1, N] in each block."""
@@ -227,6 +250,7 @@ class CanvasWindow:
         predicted = position[text.origin :] if whole else position[begin:stop]
         read = position if whole else position[begin - 1 : stop]  # with the token to the left, which only looks
         here = ((predicted - text.origin) // b == current)[None]
+        alone = config.first_token_alone and bool(needed[0, current * b])
         left = needed[0, number == current].sum()[None]
         given = (*torch.tensor([[self.total], [config.num_inference_steps or self.total], [self.step]]), lambda: left)
         schedule, share = self.rules.schedule, None
@@ -234,7 +258,8 @@ class CanvasWindow:
             share = schedule.share(*given)
         early = torch.tensor([self.step < config.klass_history - 1])
         self.step += 1
-        plan = StepPlan(PassPlan(read, predicted[None], whole), here, schedule.quota(*given), share, early)
+        allowed = here & (predicted == begin) if alone else here
+        plan = StepPlan(PassPlan(read, predicted[None], whole), here, allowed, schedule.quota(*given), share, early)
         if not (first or (entered and config.carry_scope == "block")):
             return plan
         new = (number == current)[None] if config.carry_scope == "block" else torch.ones_like(needed)
@@ -243,7 +268,7 @@ class CanvasWindow:
 
 @dataclass
 class Reader:
-    """A model that reads the text; of a canvas it remembers what it last read whole."""
+    """A model that reads the text; it remembers what it last read whole."""
 
     model: DiffusionLM
     block_of: Tensor | None
@@ -272,21 +297,27 @@ class Reader:
 
     def _encode(self, embeds: Tensor, view: PassPlan) -> Tensor:
         read = view.read
-        if self.block_of is not None:
-            block = self.block_of[read]
-            return self.model.encode(embeds[None], View(read[None], (block[:, None] >= block)[None, None]))[0]
         if view.whole:
             self.before = embeds
-            return self.model.encode(embeds[None], View(read[None]))[0]
+            return self.model.encode(embeds[None], View(read[None], self._sees(read)))[0]
         assert self.before is not None
-        # keys: the canvas as it was, but for the part; and the part, but for the token that only looks
-        old, looking = len(self.before), 1
-        sees = torch.ones(old + len(read), old + len(read), dtype=torch.bool)
+        # keys: the text as it was, but for the part; and the part, but for the token that only looks
+        old, looking = len(self.before), int((read < view.predicted.min()).sum())
+        both = torch.cat((torch.arange(old), read))
+        sees = torch.ones(len(both), len(both), dtype=torch.bool)
         sees[:old, old:] = False
         sees[old:, :old] = (torch.arange(old)[:, None] != read[looking:]).all(-1)
         sees[old:, old : old + looking] = False
-        both = torch.cat((self.before, embeds))[None], torch.cat((torch.arange(old), read))[None]
-        return self.model.encode(both[0], View(both[1], sees[None, None]))[0, old:]
+        causal = self._sees(both)
+        seen = sees[None, None] if causal is None else sees & causal
+        return self.model.encode(torch.cat((self.before, embeds))[None], View(both[None], seen))[0, old:]
+
+    def _sees(self, position: Tensor) -> Tensor | None:
+        """[1, 1, Q, Q] under block-causal attention."""
+        if self.block_of is None:
+            return None
+        block = self.block_of[position]
+        return (block[:, None] >= block)[None, None]
 
 
 @dataclass

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rcd.carry.base import CarryState
 from rcd.decode.filling import Filling, Piece, Segment
+from rcd.decode.flight import turn
 from rcd.decode.requests import Serving, Size
 from rcd.decode.rows import Pass, Region, Rows, candidates_of, picked
 from rcd.decode.slots import Slots
@@ -34,8 +35,18 @@ class Window(Protocol):
         """Blocks of a row that have a step and a carry of their own."""
 
     @property
+    def unit(self) -> int:
+        """Positions of each of them."""
+        return self.terms.b
+
+    @property
     def shared(self) -> bool:
         """Whether no pass reads what another one wrote, so that all layers may share a cache."""
+        return False
+
+    @property
+    def stores(self) -> bool:
+        """Whether a finished block is counted as stored by a pass of its own, as the families' own loops do."""
         return False
 
     @property
@@ -115,4 +126,8 @@ class Window(Protocol):
 
     def candidates(self, rows: Rows, seen: Region, row: Tensor, block: Tensor) -> Tensor:
         """[P, b] what may be committed of the blocks."""
-        return picked(candidates_of(rows, seen, self.terms), row, block, self.terms.b)
+        b, config = self.terms.b, self.terms.config
+        found = picked(candidates_of(rows, seen, self.terms), row, block, b)
+        if config.sub_block_length is None and not config.first_token_alone:
+            return found
+        return found & turn(picked(seen.needed, row, block, b), config)

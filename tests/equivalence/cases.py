@@ -138,6 +138,15 @@ def rule_request(draw: random.Random) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def parts_of(draw: random.Random, window: str, block: int) -> dict[str, Any]:
+    """Where in a block a step may commit; by a generator of its own, so that all else of a case stays as it is."""
+    fits = [part for part in (1, 2, 3, 4, 8) if block % part == 0]
+    part = draw.choice(fits if window == "sub_blocks" else [None, None, *fits])
+    return dict(
+        sub_block_length=part if window not in CANVAS else None, first_token_alone=draw.random() < 0.25,
+    )  # fmt: skip
+
+
 def case_of(seed: int) -> Case:
     draw, more = random.Random(seed), random.Random(f"rule {seed}")  # apart, so that the others stay
     deep = draw.random() < 0.66
@@ -148,7 +157,12 @@ def case_of(seed: int) -> Case:
         )
     pipeline = model(family, draw.randrange(6), isinstance(carry, Loopholing))
     reference = model(family, 17 + draw.randrange(2), False) if carry.needs_reference else None
-    window = draw.choice(fitting(pipeline.settings))
+    window, parts = (
+        draw.choice([one for one in fitting(pipeline.settings) if one != "sub_blocks"]),
+        random.Random(f"sub {seed}"),
+    )
+    if window == "blockwise" and parts.random() < 0.4:
+        window = "sub_blocks"
     block = draw.choice([2, 3, 4, 8, 16])
     common: dict[str, Any] = dict(
         carry=carry, window=window, block_length=block if window not in CANVAS or draw.random() < 0.8 else None,
@@ -161,6 +175,9 @@ def case_of(seed: int) -> Case:
         passes=draw.choice([None, None, "stock"]), batch_invariant=draw.random() < 0.3,
     )  # fmt: skip
     common |= rule_of(more)
+    if window == "sub_blocks" and common["commit"] == "joint_threshold":  # it computes a part, and that edits the block
+        common["commit"] = "klass"
+    common |= parts_of(parts, window, block)
     count, longest = draw.randint(1, 5), LONG_PROMPT if draw.random() < 0.25 else MOST_PROMPT
     prompts = [[draw.randrange(40) for _ in range(draw.randint(1, longest))] for _ in range(count)]
     wishes = [request_of(draw, carry, deep and not k) | rule_request(more) for k in range(count)]

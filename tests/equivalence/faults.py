@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rcd.decode import blocks, canvas, rows
+from rcd.decode import blocks, canvas, rows, sub_blocks
 from rcd.decode.blocks import Blocks
 from rcd.decode.canvas import Canvas
 from rcd.decode.engine import Engine
@@ -26,6 +26,7 @@ from rcd.decode.rows import Pass, Region, Rows
 from rcd.decode.slots import Slots
 from rcd.decode.step import Rules
 from rcd.decode.stock import Place
+from rcd.decode.sub_blocks import SubBlocks
 from rcd.diffusion.noise import uniform_of
 from rcd.residual.distribution import Distribution
 from tests.equivalence import fuzz
@@ -222,6 +223,22 @@ def forgotten_neighbour(patch: Patch) -> None:
     wrapped(patch, Blocks, "_slots", slots)
 
 
+def block_never_read_again(patch: Patch) -> None:
+    """A block is read whole by the step that enters it alone, whatever sub-block comes."""
+
+    def move(real: Any, of: Rows, took: torch.Tensor, **values: torch.Tensor) -> None:
+        if "part" in values:
+            values["part"] = values["part"] | (of.part & (values["pending"] == 0))
+        real(of, took, **values)
+
+    wrapped(patch, sub_blocks, "move", move)
+
+
+def unforgotten_sub_blocks(patch: Patch) -> None:
+    """A block's state goes on in the next one where the last pass did not compute it."""
+    patch.setattr(SubBlocks, "_forget", lambda self, *_: None)
+
+
 def block_not_stored(patch: Patch) -> None:
     """The keys and values of a finished block stay those of its last step."""
 
@@ -234,7 +251,7 @@ def block_not_stored(patch: Patch) -> None:
 
 def carried_on(patch: Patch) -> None:
     """A finished block's state goes on in the next block that takes its place."""
-    for room in (blocks, canvas):
+    for room in (blocks, canvas, sub_blocks):
         wrapped(patch, room, "hand_on", lambda real, of, made, after, keep: real(of, made, after, keep | True))
 
 
@@ -288,7 +305,7 @@ def forgotten_memory(patch: Patch) -> None:
         for each in of.memory:
             each.zero_()
 
-    for room in (blocks, canvas):
+    for room in (blocks, canvas, sub_blocks):
         wrapped(patch, room, "hand_on", hand_on)
 
 
@@ -405,6 +422,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], int]] = {
         (given_blocks_unread, 4), (unstored_before_given, 4), (given_tokens_share, 35), (whole_block_split, 11),
         (forgotten_memory, 58), (closed_when_full, 13), (one_post_step_too_many, 13), (neighbours_rule, 12),
         (choice_by_the_tokens_noise, 3), (prompt_is_edited, 13),
+        (block_never_read_again, 86), (unforgotten_sub_blocks, 86),
     )
 }  # fmt: skip
 """With the first case of the fuzz that catches it."""

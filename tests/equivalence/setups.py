@@ -47,6 +47,8 @@ WINDOWS: dict[str, tuple[str, dict[str, Any]]] = {
     "d2f behind": ("llada", FLYING),
     "shifted blockwise": ("fast_dllm_qwen", {}),
     "shifted d2f": ("fast_dllm_qwen", FLYING),
+    "sub-blocks": ("sdar", {"window": "sub_blocks", "sub_block_length": 4}),
+    "shifted sub-blocks": ("fast_dllm_qwen", {"window": "sub_blocks", "sub_block_length": 2}),
     "dream d2f": ("dream", FLYING),
     "bidirectional": ("llada", {}),
     "dream": ("dream", {"carry_scope": "block"}),

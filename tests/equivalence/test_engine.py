@@ -79,7 +79,7 @@ def test_in_slots_of_any_number(
 # -- what is compiled ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("window", ["dream prefix"])
+@pytest.mark.parametrize("window", ["dream prefix", "shifted d2f", "shifted sub-blocks"])
 def test_a_steps_bookkeeping_asks_nothing_of_the_host(models: dict[str, rcd.Pipeline], window: str) -> None:
     """It is traced as one graph, in which no value is known; and emits the same tokens, drawn ones too. The test below
     has the other windows."""
