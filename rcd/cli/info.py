@@ -89,9 +89,14 @@ def memory(opened: Opened) -> dict[str, str]:
     import torch
 
     from rcd.models.checkpoint import build
+    from rcd.models.prequantised import method_of
     from rcd.models.quantise import Quantisation
     from rcd.models.room import estimate, shown
 
+    method = method_of(opened.config, opened.path)
+    if method is not None:
+        stored = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in opened.weights.headers())
+        return {f"as it comes ({method})": shown(stored)}
     empty = build(opened.spec, opened.settings, opened.backbone_config)
     return {
         name: shown(estimate(empty, opened.weights, getattr(torch, dtype), Quantisation.parse(quantize)).weights)

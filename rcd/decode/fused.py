@@ -39,6 +39,8 @@ def misfit(model: DiffusionLM) -> str | None:
     """Why this backbone cannot be run here, or None."""
     kind = type(model.backbone).__name__
     config: Any = getattr(model.backbone, "config", None)
+    if model.quantised:
+        return f"its weights are quantised ({model.quantised})"
     if model.spread:
         return "its layers are on several devices, or on disk"
     if kind not in BACKBONES:
@@ -56,7 +58,8 @@ def misfit(model: DiffusionLM) -> str | None:
 
 def plain(module: nn.Module) -> bool:
     """Whether a module is a linear layer whose weight is a matrix of floats, and not a quantised one."""
-    return type(module) is nn.Linear and type(module.weight) in (nn.Parameter, Tensor)
+    own = type(module) is nn.Linear and "forward" not in vars(module)  # what a package has replaced is another's
+    return own and type(getattr(module, "weight", None)) in (nn.Parameter, Tensor)
 
 
 class FusedBackbone:

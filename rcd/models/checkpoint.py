@@ -13,7 +13,7 @@ from torch import nn
 from rcd import registry
 from rcd.diffusion.attention import ATTENTION
 from rcd.errors import RCDError, first_line, unknown_name, whole
-from rcd.models import learnt
+from rcd.models import learnt, prequantised
 from rcd.models import source as src
 from rcd.models.dtypes import pick_dtype as pick_dtype
 from rcd.models.experts import EXPERTS, Router
@@ -147,6 +147,14 @@ def made(
     model = build(opened.spec, opened.settings, opened.backbone_config)
     kind = computed(opened, model, device, dtype)
     spread = placed is not None and placed.several
+    if prequantised.method_of(opened.config, opened.path) is not None:
+        if quantise is not None or spread:
+            raise RCDError(f"{opened.path} comes quantised; leave out {'device_map' if spread else 'quantize'}.")
+        model = prequantised.load(
+            opened.path, model, opened.backbone_config, opened.config, opened.weights, device, kind
+        )  # fmt: skip
+        learnt.read(model, opened.rcd, opened.path)
+        return Checkpoint(model, opened.config, opened.tokenizer, opened.rcd, folder=opened.path)
     check_room(model, opened.weights, opened.path, torch.device("cpu") if spread else device, kind, quantise)
     stored = fill(
         model, opened.weights, opened.path, torch.device("cpu") if spread else device, kind, quantise,

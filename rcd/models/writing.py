@@ -39,7 +39,7 @@ def save(
     if quantised and state is None:
         raise RCDError(
             f"the weights of this model are quantised ({quantised}), and the floats they were made from are not kept; "
-            "load it without quantize to save it."
+            "load it without quantize to save it, or copy its folder."
         )
     if checkpoint.model.spread and state is None:
         raise RCDError("the layers of this model are on several devices, or on disk; load it on one to save it.")
