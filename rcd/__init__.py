@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rcd.carry.none import NoCarry as NoCarry
     from rcd.carry.residual import Residual as Residual
     from rcd.decode.config import DecodeConfig as DecodeConfig
+    from rcd.decode.events import Failed as Failed
     from rcd.decode.events import Finished as Finished
     from rcd.decode.events import Step as Step
     from rcd.errors import RCDError as RCDError
@@ -34,6 +35,7 @@ _EXPORTS = {
     "NoCarry": "rcd.carry.none",
     "Step": "rcd.decode.events",
     "Finished": "rcd.decode.events",
+    "Failed": "rcd.decode.events",
     "RCDError": "rcd.errors",
 }
 __all__ = ["__version__", *_EXPORTS]
@@ -43,3 +45,8 @@ def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module 'rcd' has no attribute {name!r}")
     return getattr(import_module(_EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, those that are not imported yet as well."""
+    return sorted(__all__)

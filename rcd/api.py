@@ -82,14 +82,17 @@ class Pipeline:
 
     @property
     def model(self) -> DiffusionLM:
+        """The network with its facts."""
         return self.checkpoint.model
 
     @property
     def tokenizer(self) -> Any | None:
+        """The checkpoint's, if it has one."""
         return self.checkpoint.tokenizer
 
     @property
     def settings(self) -> ModelSettings:
+        """What decoding must know of the checkpoint: ids, attention, block length, context."""
         return self.model.settings
 
     @property
@@ -334,6 +337,7 @@ class Pipeline:
             return str(self.tokenizer.decode([token]))
 
     def generation(self, event: Finished, seconds: float) -> Generation:
+        """An answer's last event as `generate` gives it back; `seconds` is how long it took."""
         text = event.text
         if text is None:
             text = self.decode(event.ids if event.stop_reason == "length" else event.ids[:-1])

@@ -68,7 +68,7 @@ def keywords(method: Callable[..., T]) -> Callable[..., T]:
         for one in found
     ]
     method.__signature__ = own.replace(parameters=[*fixed, *named])  # type: ignore[attr-defined]
-    method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\nSettings of decoding:\n{described(DecodeConfig)}"
+    method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{described(DecodeConfig)}"
     return method
 
 

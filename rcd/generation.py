@@ -8,8 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rcd.decode.events import Counted, Counts, TokenLogprob
+from rcd.documented import documented
+
+LONG = 60
+"""Characters of a text that `repr` shows."""
 
 
+def _short(text: str) -> str:
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
+
+
+@documented
 @dataclass(frozen=True)
 class Generation(Counted):
     """One prompt's answer."""
@@ -29,6 +38,12 @@ class Generation(Counted):
     """Of every token, if they were asked for."""
     given: int = 0
     """Of `ids`, those that the canvas gave."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"Generation({_short(self.text)!r}, {self.figures})"
 
     def to_dict(self, text: Callable[[int], str | None] | None = None) -> dict[str, Any]:
         """The object that `rcd generate --json` prints; `text` shows single tokens, those of `logprobs`."""
@@ -58,11 +73,19 @@ class Generation(Counted):
         return found
 
 
+@documented
 @dataclass(frozen=True)
 class Output:
     """The answers to a batch, in the order of the prompts."""
 
     results: list[Generation]
+    """One for every prompt."""
+
+    def __str__(self) -> str:
+        return "\n".join(self.texts)
+
+    def __repr__(self) -> str:
+        return "Output([\n" + "".join(f"  {result!r},\n" for result in self.results) + "])"
 
     @property
     def texts(self) -> list[str]:

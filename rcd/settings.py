@@ -6,13 +6,10 @@ JSON schemas are generated from its `entries`; whatever is wrong with a value be
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import inspect
-import itertools
 import json
-import textwrap
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
@@ -21,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rcd import registry
+from rcd.documented import Doc, listed, texts_below
 from rcd.errors import RCDError, no_setting, unknown_name
 
 T = TypeVar("T")
@@ -149,7 +147,7 @@ class _Setting:
 def settings(cls: type[T]) -> type[T]:
     """A frozen dataclass whose values are checked when it is made. Nothing is converted: a value is kept as given."""
     hints = get_type_hints(cls, include_extras=True)
-    below = _texts_below(cls)
+    below = texts_below(cls)
     cls.__annotations__ = {
         name: _checked(cls, name, hints[name], below.get(name, "")) for name in inspect.get_annotations(cls)
     }
@@ -165,23 +163,21 @@ def settings(cls: type[T]) -> type[T]:
             raise _refusal(made, error, args) from None
 
     made.__init__ = __init__
+    doc = Doc(cls.__doc__, functools.partial(described, made))
+    made.__doc__ = doc if type(made) is type else doc.__get__(None, made)  # pydoc asks other metaclasses for the text
+    made.__signature__ = _plain_signature(made)
     checked: type[T] = made
     return checked
 
 
-def _texts_below(cls: type) -> dict[str, str]:
-    """The docstrings of a class's fields; none where its source is not at hand."""
-    try:
-        (made,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    except (OSError, SyntaxError):
-        return {}
-    body = made.body if isinstance(made, ast.ClassDef) else []
-    return {
-        field.target.id: text.value.value
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
-    }  # fmt: skip
+def _plain_signature(cls: Any) -> inspect.Signature:
+    """Without the checks that stand in the annotations."""
+    found = inspect.signature(cls)
+    plain = [
+        one.replace(annotation=get_args(one.annotation)[0]) if get_origin(one.annotation) is Annotated else one
+        for one in found.parameters.values()
+    ]
+    return found.replace(parameters=plain)
 
 
 def _checked(cls: Any, name: str, hint: Any, below: str) -> Any:
@@ -285,15 +281,14 @@ def entries(cls: Any) -> list[Entry]:
     return found
 
 
-def described(cls: Any, indent: str = "    ") -> str:
+def described(cls: Any) -> str:
     """Every setting with its default, what it must be and what it means, as `help` shows it."""
     lines = []
     for entry in entries(cls):
         must = f"one of {', '.join(map(repr, entry.choices))}" if entry.choices is not None else entry.bounds
         default = "" if entry.default is dataclasses.MISSING else f", by default {entry.default!r}"
-        lines.append(f"{indent}{entry.name}: {must}{default}")
-        lines += textwrap.wrap(entry.help, 100, initial_indent=2 * indent, subsequent_indent=2 * indent)
-    return "\n".join(lines)
+        lines.append(listed(entry.name, f"{must}{default}", entry.help))
+    return "Settings:\n" + "\n".join(lines)
 
 
 def _bound(info: Any, name: str) -> float | None:

@@ -23,6 +23,8 @@ class Nothing(CarryState):
 
 @settings
 class NoCarry(Carry):
+    """Nothing travels: every mask is the mask (SeqD)."""
+
     method = "SeqD"
     carries = False
 

@@ -11,6 +11,15 @@ from typing import Self
 
 from torch import Tensor
 
+from rcd.documented import documented
+
+SHOWN = 8
+"""Committed tokens that `print` names."""
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
 
 class _OfARow:
     """What Step, Finished and Failed share: the request that they are of."""
@@ -21,6 +30,7 @@ class _OfARow:
         return self if row == self.row else replace(self, row=row)  # type: ignore[type-var]
 
 
+@documented
 @dataclass(frozen=True)
 class Step(_OfARow):
     """One denoising step of one request, over a window of positions."""
@@ -51,7 +61,20 @@ class Step(_OfARow):
     """The tokens of the answer that are final now and were not before. Those of all steps, joined, begin the answer,
     also where a canvas gives blocks that no window shows."""
 
+    def __str__(self) -> str:
+        new, left = self.draft[self.committed].tolist(), int(self.masked.sum())
+        shown = " ".join(map(str, new[:SHOWN])) + (" ..." if len(new) > SHOWN else "")
+        told = f" ({shown})" if new else ""
+        return f"prompt {self.row}, step {self.number}: {_count(len(new), 'token')} committed{told}, " + (
+            f"{_count(left, 'mask')} in sight, {self.final} settled"
+        )
 
+    def __repr__(self) -> str:
+        where = f"offset={self.offset}, positions={len(self.draft)}, final={self.final}"
+        return f"Step(row={self.row}, number={self.number}, {where}, committed={int(self.committed.sum())}, ...)"
+
+
+@documented
 @dataclass(frozen=True)
 class Logprobs:
     """Log probabilities at the step that predicted a token, before temperature, filters and exclusions."""
@@ -64,6 +87,7 @@ class Logprobs:
     """[L, K] their log probabilities."""
 
 
+@documented
 @dataclass(frozen=True)
 class TokenLogprob:
     """A token of an answer as it was committed."""
@@ -75,6 +99,7 @@ class TokenLogprob:
     """(token, log probability) of the most probable ones at that step."""
 
 
+@documented
 @dataclass(frozen=True)
 class Counts:
     """Forward passes of one request, by kind. They depend on the request alone: what shares a pass with a step or with
@@ -113,6 +138,7 @@ class Counted:
     ids: list[int]
     counts: Counts
     given: int
+    stop_reason: str
 
     @property
     def tokens(self) -> int:
@@ -137,7 +163,15 @@ class Counted:
     def tokens_per_forward(self) -> float:
         return self.tokens / self.forwards if self.forwards else 0.0
 
+    @property
+    def figures(self) -> str:
+        """What `print` tells beside the text."""
+        steps = f"{_count(self.tokens, 'token')} in {_count(self.denoising_steps, 'step')}"
+        given = f", {self.given} given" if self.given else ""
+        return f"{steps}, {self.tokens_per_step:.2f} a step{given}, {self.stop_reason}"
 
+
+@documented
 @dataclass(frozen=True)
 class Finished(_OfARow, Counted):
     """A request is answered."""
@@ -160,7 +194,11 @@ class Finished(_OfARow, Counted):
     given: int = 0
     """Of `ids`, those that the canvas gave."""
 
+    def __str__(self) -> str:
+        return f"prompt {self.row}: {' '.join(map(str, self.ids)) if self.text is None else self.text} [{self.figures}]"
 
+
+@documented
 @dataclass(frozen=True)
 class Failed(_OfARow):
     """A request cannot be answered, or was cancelled; the others go on."""
@@ -171,6 +209,9 @@ class Failed(_OfARow):
     cancelled: bool = False
     cause: Exception | None = field(default=None, compare=False, repr=False)
     """What a probe raised, if that was why."""
+
+    def __str__(self) -> str:
+        return f"prompt {self.row} failed: {self.message}"
 
 
 Event = Step | Finished | Failed

@@ -19,6 +19,7 @@ from rcd.carry.base import Carry, CarryState, places
 from rcd.carry.parse import TRAINED, parse_carry
 from rcd.diffusion.guidance import guided
 from rcd.diffusion.noise import key_of
+from rcd.documented import documented
 from rcd.errors import RCDError
 from rcd.likelihood.patterns import patterns
 from rcd.likelihood.reading import Blocks, Canvas, Lane
@@ -30,6 +31,7 @@ AT_ONCE = 2**25
 """Logits that are in memory together."""
 
 
+@documented
 @dataclass(frozen=True)
 class Score:
     """How likely a continuation is behind its prompt: a lower bound, in nats."""

@@ -1,0 +1,181 @@
+"""The Python API as one meets it in a shell: names, help, signatures, keywords, streamers, what `print` shows."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import pydoc
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import rcd
+from rcd.decode.config import DecodeConfig
+from rcd.errors import RCDError
+from rcd.models.toy import toy, toy_tokenizer
+from rcd.settings import entries
+
+PROMPT = "the old fox"
+
+
+@pytest.fixture(scope="module")
+def pipeline() -> rcd.Pipeline:
+    return rcd.Pipeline(toy("sdar", seed=2, spread=6.0, vocab=128, tokenizer=toy_tokenizer(128)))
+
+
+def public() -> list[str]:
+    return [name for name in rcd.__all__ if name != "__version__"]
+
+
+@pytest.mark.parametrize("name", public())
+def test_every_public_name_has_help_that_names_its_fields(name: str) -> None:
+    thing = getattr(rcd, name)
+    shown = pydoc.plain(pydoc.render_doc(thing))
+    assert len(inspect.getdoc(thing) or "") > 20
+    if dataclasses.is_dataclass(thing):
+        for field in dataclasses.fields(thing):
+            assert f"    {field.name}: " in shown, field.name
+
+
+def test_tab_completion_shows_the_public_names() -> None:
+    assert set(dir(rcd)) == set(rcd.__all__)
+    methods = [name for name in dir(rcd.Pipeline) if not name.startswith("_")]
+    assert {"generate", "stream", "submit", "encode", "decode", "resolve", "save"} <= set(methods)
+    for name in methods:
+        member = inspect.getattr_static(rcd.Pipeline, name)
+        assert inspect.getdoc(member.fget if isinstance(member, property) else member), name
+
+
+@pytest.mark.parametrize("name", ["generate", "stream", "submit", "__call__"])
+def test_signatures_name_every_setting_with_its_default(name: str) -> None:
+    method = getattr(rcd.Pipeline, name)
+    parameters = inspect.signature(method).parameters
+    assert not [one for one in parameters.values() if one.kind is inspect.Parameter.VAR_KEYWORD]
+    for entry in entries(DecodeConfig):
+        assert parameters[entry.name].default == entry.default
+        assert f"    {entry.name}: " in (inspect.getdoc(method) or "")
+
+
+def test_settings_are_keywords_beside_or_instead_of_a_configuration(pipeline: rcd.Pipeline) -> None:
+    chosen = DecodeConfig(max_new_tokens=9, threshold=0.6)
+    right = pipeline.generate(PROMPT, chosen).sequences
+    assert pipeline.generate(PROMPT, max_new_tokens=9, threshold=0.6).sequences == right
+    assert pipeline(PROMPT, DecodeConfig(threshold=0.6), max_new_tokens=9).sequences == right
+    several = [DecodeConfig(threshold=0.6), DecodeConfig(threshold=0.6, seed=1)]
+    assert pipeline([PROMPT, PROMPT], several, max_new_tokens=9).sequences[0] == right[0]
+    (*_, last) = pipeline.stream(PROMPT, max_new_tokens=9, threshold=0.6)
+    assert isinstance(last, rcd.Finished) and last.ids == right[0]
+    ids = pipeline.encode(PROMPT)[0]
+    assert pipeline.submit(ids, max_new_tokens=9, threshold=0.6).result().ids == right[0]
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "submit", "__call__"])
+def test_wrong_keywords_are_one_sentence(pipeline: rcd.Pipeline, call: str) -> None:
+    prompt: Any = pipeline.encode(PROMPT)[0] if call == "submit" else PROMPT
+
+    def refusal(*given: Any, **named: Any) -> str:
+        with pytest.raises(RCDError) as refused:
+            list(getattr(pipeline, call)(prompt, *given, **named))
+        return str(refused.value)
+
+    assert "(did you mean 'threshold'?)" in refusal(treshold=1)
+    assert refusal(DecodeConfig(threshold=0.9), threshold=0.8).startswith("threshold stands in the configuration (0.9)")
+    assert "threshold must be in [0, 1]" in refusal(threshold=2)
+    assert "a configuration is a DecodeConfig, not a dict" in refusal({"threshold": 1}, seed=1)
+
+
+def test_transformers_streamers_hear_the_prompt_and_then_settled_tokens(pipeline: rcd.Pipeline) -> None:
+    from transformers import TextIteratorStreamer, TextStreamer
+
+    given: dict[str, Any] = dict(max_new_tokens=12, threshold=0.9)
+    right = pipeline.generate(PROMPT, **given).results[0]
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        found = pipeline.generate(PROMPT, streamer=TextStreamer(pipeline.tokenizer, skip_prompt=True), **given)
+    assert found.sequences[0] == right.ids
+    assert told.getvalue().split() == str(pipeline.tokenizer.decode(right.ids)).split()  # type: ignore[union-attr]
+    streamer = TextIteratorStreamer(pipeline.tokenizer, skip_prompt=True, timeout=60)
+    thread = threading.Thread(target=pipeline.generate, args=(PROMPT,), kwargs={"streamer": streamer, **given})
+    thread.start()
+    assert "".join(streamer).split() == told.getvalue().split()
+    thread.join()
+
+
+class Heard:
+    """A streamer with drafts."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, list[int]]] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        self.told.append(("put", value.flatten().tolist()))
+
+    def put_draft(self, value: torch.Tensor, **_: Any) -> None:
+        self.told.append(("draft", value.tolist()))
+
+    def end(self) -> None:
+        self.told.append(("end", []))
+
+
+def test_drafts_go_to_put_draft_and_only_settled_tokens_to_put(pipeline: rcd.Pipeline) -> None:
+    streamer, canvas = Heard(), "[MASK:3] sees a [MASK:9] red fox runs to the old house and the sea [MASK:3]"
+    found = pipeline.generate(PROMPT, canvas=canvas, streamer=streamer, threshold=1.0, block_length=4).results[0]
+    kinds = [kind for kind, _ in streamer.told]
+    assert kinds[0] == "put" and kinds[-1] == "end" and kinds.count("end") == 1
+    assert kinds.count("draft") == found.denoising_steps
+    first, *rest = [ids for kind, ids in streamer.told if kind == "put"]
+    assert first == pipeline.encode(PROMPT)[0] and [token for ids in rest for token in ids] == found.ids
+
+
+def test_transformers_own_streamer_of_drafts_takes_them(pipeline: rcd.Pipeline) -> None:
+    from transformers import TextDiffusionStreamer
+
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        found = pipeline.generate(PROMPT, max_new_tokens=8, streamer=TextDiffusionStreamer(pipeline.tokenizer))
+    assert found.texts[0].split()[-1] in told.getvalue()
+
+
+def test_a_streamer_is_told_the_end_whatever_happens(pipeline: rcd.Pipeline) -> None:
+    streamer = Heard()
+    with pytest.raises(RCDError):
+        pipeline.generate(PROMPT, streamer=streamer, max_new_tokens=10**6)
+    assert streamer.told[-1] == ("end", [])
+    for wrong, prompts in ((object(), PROMPT), (Heard(), [PROMPT, PROMPT])):
+        with pytest.raises(RCDError, match="streamer"):
+            pipeline.generate(prompts, streamer=wrong)
+
+
+def test_print_shows_what_a_person_can_read(pipeline: rcd.Pipeline) -> None:
+    *steps, last = pipeline.stream(PROMPT, canvas="[MASK:4] sees", threshold=1.0, eos_suppression="logits_all")
+    first = steps[0]
+    assert isinstance(first, rcd.Step) and isinstance(last, rcd.Finished)
+    (token,) = first.draft[first.committed].tolist()
+    assert str(first).startswith(f"prompt 0, step 1: 1 token committed ({token}), 3 masks in sight, ")
+    assert "tensor" not in repr(first) and len(repr(first)) < 120
+    assert str(last) == f"prompt 0: {last.text} [4 tokens in 4 steps, 1.00 a step, 1 given, length]"
+    assert str(rcd.Failed(2, "it is too long; shorten it.")) == "prompt 2 failed: it is too long; shorten it."
+    found = pipeline.generate([PROMPT, PROMPT], max_new_tokens=4, eos_suppression="logits_all")
+    assert str(found) == "\n".join(found.texts) and str(found.results[0]) == found.texts[0]
+    assert repr(found.results[0]).startswith(f"Generation({found.texts[0]!r}, 4 tokens in ")
+    assert repr(found).startswith("Output([\n  Generation(") and repr(found).endswith(",\n])")
+
+
+def test_prompts_of_every_sort_are_taken(pipeline: rcd.Pipeline) -> None:
+    ids = pipeline.encode(PROMPT)[0]
+    right = pipeline.generate(ids, max_new_tokens=5).sequences
+    batch = pipeline.tokenizer([PROMPT], return_tensors="pt")  # type: ignore[misc]
+    for prompts in (
+        PROMPT,
+        [PROMPT],
+        [ids],
+        torch.tensor(ids),
+        torch.tensor([ids]),
+        (one for one in [PROMPT]),
+        batch.input_ids,
+    ):
+        assert pipeline.generate(prompts, max_new_tokens=5).sequences == right
