@@ -65,7 +65,8 @@ def test_the_example_of_the_readme_runs(capsys: pytest.CaptureFixture[str]) -> N
     exec(compile(example.group(1), "README.md", "exec"), {})
     told = capsys.readouterr().out.splitlines()
     assert told[0].startswith("40 - 15 = 25. Answer: 25") and told[0].endswith("eos")
-    assert told[2].startswith("step 1: ") and told[-1].strip() == "40 - 15 = 25."
+    assert told[2] == "40 - 15 = 25. Answer: 25"
+    assert told[3].startswith("prompt 0, step 1: ") and told[-1].strip() == "40 - 15 = 25."
 
 
 @pytest.mark.parametrize("page", ["engine.md"])
