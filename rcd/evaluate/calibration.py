@@ -176,8 +176,8 @@ def training_alphas(
         layout = frame.lay_out(each.ids.masked_fill(each.masked, settings.mask_token_id), each.masked)
         hidden = model.encode(model.embed(layout.ids), View(layout.position, layout.attention))
         inside = text[layout.source[:, 0], layout.source[:, 1]]
-        (rows, slots), texts = layout.noisy[inside].unbind(1), layout.source[inside, 0]
-        logits = align_vocabulary(model.head(hidden[rows, (slots - settings.shift).clamp_min(0)]), vocabulary)
+        outputs, texts = layout.outputs(hidden, layout.noisy[inside], settings.shift), layout.source[inside, 0]
+        logits = align_vocabulary(model.head(outputs), vocabulary)
         open_ones = undecided(logits, below)
         values, owner = alphas(logits[open_ones], carry, (1.0,))[:, 0], texts[open_ones].cpu().numpy()
         for row, name in enumerate(each.names):

@@ -79,8 +79,15 @@ class Layout:
     window: tuple[Tensor, Tensor]
     """Two of [W, 2]: (row, slot) in the layout, and in the text, of every position that decoding computes anew at each
     step, masked or not: the noisy copies, or the answer on a bidirectional canvas."""
+    left: Tensor
+    """[B, S] as in a frame."""
     real: Tensor
     """[B, S] booleans: no padding."""
+
+    def outputs(self, encoded_BSD: Tensor, where: Tensor, shift: int) -> Tensor:
+        """[N, D] the outputs that predict the positions (row, slot) `where` [N, 2]."""
+        rows, slots = where.unbind(1)
+        return encoded_BSD[rows, self.left[rows, slots] if shift else slots]
 
 
 @dataclass(frozen=True)
@@ -96,18 +103,21 @@ class Frame:
     """[B, N] the text slots of the noisy copies, -1 where there is none; None: the text itself is the noisy one."""
     window: tuple[Tensor, Tensor]
     """As in a layout."""
+    left: Tensor
+    """[B, S] where the token left of each stands, whose output predicts it under a shift. That of a block's first copy
+    is the clean one that ends the block before, which decoding has in its cache; a document's first one is its own."""
     real: Tensor
 
     def lay_out(self, noisy_ids: Tensor, masked: Tensor) -> Layout:
         """The layout in the state `noisy_ids`, whose positions `masked` are predicted."""
         if self.index is None:
             where = masked.nonzero()
-            return Layout(noisy_ids, self.position, self.attention, where, where, self.window, self.real)
+            return Layout(noisy_ids, self.position, self.attention, where, where, self.window, self.left, self.real)
         row = torch.arange(len(self.index), device=self.index.device)[:, None]
         slot = self.index.clamp_min(0)
         ids = torch.cat((self.batch.ids, noisy_ids[row, slot]), dim=1)
         where, source = _places(masked[row, slot] & (self.index != PADDING), self.index, self.batch.ids.shape[1])
-        return Layout(ids, self.position, self.attention, where, source, self.window, self.real)
+        return Layout(ids, self.position, self.attention, where, source, self.window, self.left, self.real)
 
 
 def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "answer", flex: bool = False) -> Frame:
@@ -115,7 +125,8 @@ def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "an
         packed = bool((batch.document != 0).any())
         seen = _attention(batch.document, None, None, flex) if packed else None
         answer = batch.answer.nonzero()
-        return Frame(batch, batch.position, seen, None, (answer, answer), batch.document != PADDING)
+        left = _left(batch.position, None, block_length)
+        return Frame(batch, batch.position, seen, None, (answer, answer), left, batch.document != PADDING)
     index = _copied(batch, block_length, copy)
     row = torch.arange(len(index), device=index.device)[:, None]
     slot = index.clamp_min(0)
@@ -125,7 +136,21 @@ def frame_of(batch: Batch, *, attention: str, block_length: int, copy: str = "an
     copied[:, batch.ids.shape[1] :] = True
     window = _places(index != PADDING, index, batch.ids.shape[1])
     attended = _attention(document, position // block_length, copied, flex)
-    return Frame(batch, position, attended, index, window, document != PADDING)
+    return Frame(batch, position, attended, index, window, _left(position, slot, block_length), document != PADDING)
+
+
+def _left(position: Tensor, copied: Tensor | None, block_length: int) -> Tensor:
+    """[B, S] as in a frame, of text slots and then of copies of the slots `copied` [B, N].
+
+    blocks of 2, positions  0 1 2 3 | 2 3  (a copy of the second block)     left  0 0 1 2 | 1 4
+    """
+    here = torch.arange(position.shape[1], device=position.device).expand_as(position)
+    before = here - 1
+    if copied is not None:
+        text = position.shape[1] - copied.shape[1]
+        own = torch.where(position[:, text:] % block_length == 0, copied - 1, before[:, text:])
+        before = torch.cat((before[:, :text], own), dim=1)
+    return torch.where(position > 0, before, here)
 
 
 def _places(chosen: Tensor, index: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -121,7 +121,7 @@ class Objective(nn.Module):
 
     def _hidden(self, model: DiffusionLM, layout: Layout, state_N: CarryState | None) -> Tensor:
         """[M, D] what the model's head reads at the masked positions."""
-        return _outputs(model, self._encode(model, layout, state_N), layout.noisy)
+        return _outputs(model, self._encode(model, layout, state_N), layout, layout.noisy)
 
     def _encode(self, model: DiffusionLM, layout: Layout, state_N: CarryState | None) -> Tensor:
         """[B, S, D] the backbone's outputs. A pass without a state has none injected; but the target of a carry with
@@ -169,7 +169,7 @@ class Objective(nn.Module):
         for number in range(passes):
             last = number == passes - 1
             with torch.no_grad():
-                hidden = _outputs(reader, self._encode(reader, layout, state), where)
+                hidden = _outputs(reader, self._encode(reader, layout, state), layout, where)
             gradient = last and self.source.codebook_gradient
             with torch.set_grad_enabled(gradient):
                 state = update_at(state, hidden, reader.head.weight, carry, self.model.codebook, gradient=gradient)
@@ -197,14 +197,14 @@ class Objective(nn.Module):
             encoded = self._encode(self.model, layout, before)
             rows, slots = layout.source.unbind(1)
             head = self.model.head.weight
-            sure = confidence_of(_outputs(self.model, encoded, layout.noisy), head)
+            sure = confidence_of(_outputs(self.model, encoded, layout, layout.noisy), head)
             confidence = sure.new_full(batch.ids.shape, float("-inf"))
             confidence[rows, slots] = sure
             confidence = confidence.masked_fill(tail, float("-inf"))
             commit = masked & ~tail & ((confidence > threshold) | self._best_of_block(batch, confidence))
             after = masked & ~commit
             if self.carry is not None:
-                hidden = _outputs(self.model, encoded, where)
+                hidden = _outputs(self.model, encoded, layout, where)
                 after_N = update_at(before, hidden, head, self.carry.for_training(), self.model.codebook)
                 state = (_spread(source, batch), after_N)
             masked = torch.where((after & ~tail).any(-1, keepdim=True), after, masked)
@@ -227,10 +227,9 @@ class Objective(nn.Module):
         return best.view_as(confidence)
 
 
-def _outputs(model: DiffusionLM, encoded_BSD: Tensor, where: Tensor) -> Tensor:
+def _outputs(model: DiffusionLM, encoded_BSD: Tensor, layout: Layout, where: Tensor) -> Tensor:
     """[N, D] what the head reads to predict the positions (row, slot) `where`."""
-    rows, slots = where.unbind(1)
-    return encoded_BSD[rows, (slots - model.settings.shift).clamp_min(0)]
+    return layout.outputs(encoded_BSD, where, model.settings.shift)
 
 
 def _spread(source: Tensor, batch: Batch) -> Tensor:

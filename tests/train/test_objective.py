@@ -22,10 +22,12 @@ from rcd.train.residuals import ResidualSource
 from tests.conftest import FAMILIES
 
 B = 4
+CAUSAL = ("sdar", "fast_dllm_qwen")
+"""Outputs that predict their own positions, and the next ones."""
 
 
 def model(family: str, seed: int = 3, **shape: Any) -> DiffusionLM:
-    built = toy(family, seed=seed, block_length=B if family == "sdar" else None, **shape).model.double()
+    built = toy(family, seed=seed, block_length=B if family in CAUSAL else None, **shape).model.double()
     for parameter in built.parameters():
         parameter.requires_grad_(True)
     return built
@@ -118,9 +120,10 @@ def test_padding_is_learnt_as_the_families_do() -> None:
     assert int(batch(label_padding="row").answer.sum()) == sum(longest - e.prompt for e in EXAMPLES)
 
 
+@pytest.mark.parametrize("family", CAUSAL)
 @pytest.mark.parametrize("carry", [None, Residual()])
-def test_both_block_layouts_give_the_same_loss(carry: Residual | None) -> None:
-    target, reference = model("sdar"), model("sdar", seed=9, layers=1)
+def test_both_block_layouts_give_the_same_loss(family: str, carry: Residual | None) -> None:
+    target, reference = model(family), model(family, seed=9, layers=1)
     losses = [loss(Objective(target, carry=carry, reference=reference, copy=copy)) for copy in ("full", "answer")]
     torch.testing.assert_close(losses[0], losses[1], atol=1e-12, rtol=0)
 
@@ -137,11 +140,13 @@ def test_packing_does_not_change_the_loss(family: str) -> None:
     torch.testing.assert_close(loss(Objective(target, block_length=B), packed), alone, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("copy", ["full", "answer"])
+@pytest.mark.parametrize("family", CAUSAL)
 @torch.no_grad()
-def test_the_training_layouts_predictions_equal_decodings() -> None:
+def test_the_training_layouts_predictions_equal_decodings(family: str, copy: str) -> None:
     """Every noisy block, read beside the clean text in one pass, against the same block behind the finished ones."""
-    target, given = model("sdar"), batch()
-    objective = Objective(target)
+    target, given = model(family), batch()
+    objective = Objective(target, copy=copy)
     layout = objective.lay_out(objective.frame(given), given.masked)
     hidden = objective._hidden(target, layout, None)
     rows, slots = layout.source.unbind(1)
