@@ -77,11 +77,11 @@ export function example(model, seed, key) {
 }
 
 // What is set of the residual goes to those that carry one; others would refuse it.
-function bodyOf({ card, prompt, settings, carry, carrying }) {
+function bodyOf({ card, prompt, canvas, settings, carry, carrying }) {
   const { threshold, t_res, alpha_scale, ...plain } = settings;
   const asked = { prompt, messages: [{ role: "user", content: prompt }] };
   delete asked[card.rcd?.chat ? "prompt" : "messages"];
-  const rcd = { drafts: true, alternatives: ALTERNATIVES, threshold, carry, ...(carrying ? { t_res, alpha_scale } : {}) };
+  const rcd = { drafts: true, alternatives: ALTERNATIVES, threshold, carry, canvas, ...(carrying ? { t_res, alpha_scale } : {}) };
   return JSON.stringify({ model: card.id, ...asked, ...plain, stream: true, rcd }); // undefined ones are left out
 }
 

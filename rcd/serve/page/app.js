@@ -1,5 +1,6 @@
 // The page: a prompt, two columns, one timeline.
 import { Refused, example, models } from "./api.js";
+import { Blanks } from "./blanks.js";
 import { Column } from "./column.js";
 import { byId, make, put, tell } from "./dom.js";
 import { thumbnail } from "./gridview.js";
@@ -24,6 +25,7 @@ class App {
     this.ran = null; // what is shown: {prompt, settings, answer, columns}
     this.drawing = false;
     this.settings = new Settings();
+    this.blanks = new Blanks(() => this.runTyped());
     const peek = (this.peek = new Peek());
     const make = (name) => new Column({ name, peek, onchange: () => this.changed(), onretry: (column) => this.retry(column) });
     this.columns = [make("Left"), make("Right")];
@@ -148,6 +150,7 @@ class App {
     const here = this.columns.every(({ card }) => (card?.rcd?.task ?? null) === task);
     if (!here) this.pick(...this.pairs.get(task));
     byId("prompt").value = prompt;
+    this.blanks.set(null);
     this.answer = answer ?? null;
     this.run();
   }
@@ -158,7 +161,7 @@ class App {
     const prompt = byId("prompt").value;
     const settings = this.settings.values;
     if (settings.temperature > 0) settings.seed ??= anySeed(); // both columns draw by it, and the link keeps it
-    return { prompt, settings, answer: this.answer, puzzle: puzzleIn(prompt), key: this.settings.key };
+    return { prompt, canvas: this.blanks.text, settings, answer: this.answer, puzzle: puzzleIn(prompt), key: this.settings.key };
   }
 
   // What was typed goes to models that know its kind: those of sudokus know nothing else, and others know no sudokus.
@@ -181,6 +184,7 @@ class App {
     document.body.dataset.state = "run";
     for (const id of ["hero", "cards"]) byId(id).hidden = true;
     for (const id of ["legend", "dock"]) byId(id).hidden = false;
+    byId("legend-given").hidden = !asked.canvas;
     this.fit();
     this.say(`Running ${this.columns.map(({ card }) => card.id).join(" and ")}.`);
     this.ran = { ...asked, columns: this.columns.map(({ card, carry }) => ({ model: card.id, carry })) };
@@ -216,6 +220,7 @@ class App {
   beside(error) {
     if (error.status === 401) this.settings.askForKey(error.message);
     else if (/^(prompt|messages)\b/.test(error.param ?? "")) tell(byId("prompt-error"), error.message);
+    else if (error.param === "rcd.canvas") this.blanks.complain(error.message);
     else return this.settings.refuse(error.param, error.message);
     return true;
   }
@@ -250,8 +255,8 @@ class App {
 
   get address() {
     const step = this.timeline.playing || this.timeline.step >= this.timeline.most ? null : this.timeline.step;
-    const { prompt, columns, settings, answer } = this.ran;
-    return link.write({ prompt, columns, settings, answer, step });
+    const { prompt, canvas, columns, settings, answer } = this.ran;
+    return link.write({ prompt, canvas, columns, settings, answer, step });
   }
 
   keepAddress() {
@@ -280,6 +285,7 @@ class App {
     this.pick(...seen.columns.map((column, i) => (this.cards.some(({ id }) => id === column.model) ? column : own[i])));
     this.settings.set(seen.settings);
     byId("prompt").value = seen.prompt;
+    this.blanks.set(seen.canvas);
     this.answer = seen.answer;
     this.jump = seen.step;
     this.run();

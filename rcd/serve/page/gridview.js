@@ -43,7 +43,7 @@ export class GridView {
     const digit = committed ? cell.text.trim() || "∎" : clue;
     const names = ["cell"];
     if (clue) names.push("clue");
-    if (committed) names.push("committed");
+    if (committed) names.push(cell.state === "given" ? "given" : "committed");
     if (cell?.new && !ended) names.push("new");
     if (wrong) names.push("wrong");
     if (!committed && !clue) names.push(cell ? "masked" : "blank");

@@ -1,6 +1,6 @@
 // The page's address holds what is seen: models, prompt, settings, seed, step. Never the API key.
 
-export function write({ prompt, columns, settings, answer, step }) {
+export function write({ prompt, canvas, columns, settings, answer, step }) {
   const parts = new URLSearchParams({ prompt });
   columns.forEach(({ model, carry }, i) => {
     const side = "ab"[i];
@@ -8,6 +8,7 @@ export function write({ prompt, columns, settings, answer, step }) {
     if (carry !== undefined) parts.set(`${side}.carry`, carry ? "on" : "off");
   });
   for (const [name, value] of Object.entries(settings)) if (value !== undefined) parts.set(name, value);
+  if (canvas) parts.set("canvas", canvas);
   if (answer) parts.set("answer", answer);
   if (step) parts.set("step", step);
   return `#${parts}`;
@@ -26,5 +27,5 @@ export function read(fragment, names) {
     return { model: parts.get(side), carry: carry === null ? undefined : carry === "on" };
   });
   const step = Number.parseInt(parts.get("step"), 10);
-  return { prompt: parts.get("prompt"), columns, settings, answer: parts.get("answer"), step: step > 0 ? step : null };
+  return { prompt: parts.get("prompt"), canvas: parts.get("canvas"), columns, settings, answer: parts.get("answer"), step: step > 0 ? step : null };
 }

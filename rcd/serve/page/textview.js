@@ -26,7 +26,7 @@ export class TextView {
       const hide = i >= shown || (cell?.state === "end" && (i !== firstEnd || ended));
       place.chip.hidden = hide;
       if (hide) this.hide(place);
-      else if (cell) this.fill(place, cell, i, recording.strongest, ended);
+      else if (cell && !untold(cell)) this.fill(place, cell, i, recording.strongest, ended);
       else this.blank(place);
     });
     if (ended) this.check(recording.text);
@@ -112,9 +112,13 @@ export class TextView {
   }
 }
 
+// A place that no step has looked at, between those that a canvas gives.
+const untold = (cell) => cell.state === "masked" && cell.text === "" && cell.confidence == null;
+
 export function describe(cell, i) {
   const text = visible(cell.text) === "∎" ? "end" : cell.text.trim() || "blank";
   if (cell.state === "end") return `place ${i + 1}: end of the text`;
+  if (cell.state === "given") return `place ${i + 1}: ${text}, given`;
   if (cell.state === "committed") return `place ${i + 1}: ${text}${cell.new ? ", new" : ""}`;
   return `place ${i + 1}, masked, best guess ${text}${cell.confidence == null ? "" : `, ${percent(cell.confidence)}`}`;
 }
