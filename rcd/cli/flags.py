@@ -30,8 +30,9 @@ PANELS: dict[str | None, tuple[str, ...]] = {
     None: ("max_new_tokens", "stop", "stop_ids", "logprobs"),
     opt.CARRY: ("carry_scope", "residual_scale"),
     opt.COMMIT: (
-        "commit", "threshold", "factor", "num_inference_steps", "block_length", "window", "refresh_every",
-        "block_add_threshold", "decoded_token_threshold", "blocks_in_flight",
+        "commit", "threshold", "factor", "entropy_bound", "kl_threshold", "klass_history", "edit_threshold",
+        "max_post_steps", "alg_temp", "score", "schedule", "num_inference_steps", "block_length", "window",
+        "refresh_every", "block_add_threshold", "decoded_token_threshold", "blocks_in_flight",
     ),
     opt.SAMPLING: (
         "temperature", "top_k", "top_p", "seed", "guidance", "eos_suppression", "eos_early_stop", "confidence",

@@ -1,4 +1,4 @@
-"""`rcd sweep`: models x carries x thresholds on one task; the frontier, paired differences, one page to read."""
+"""`rcd sweep`: models x carries x commit rules x thresholds on a task; the frontier, paired differences, one page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import shlex
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,8 +21,9 @@ from rcd.cli import evaluate as own
 from rcd.cli import options as opt
 from rcd.cli.flags import Given, decoding
 from rcd.cli.notes import note, note_task, note_window
+from rcd.cli.rules import RuleLine, rule_lines
 from rcd.errors import RCDError, number, one_of, unwritable, whole
-from rcd.evaluate.wording import counted, signed
+from rcd.evaluate.wording import counted, dial, signed
 from rcd.terminal import show
 
 if TYPE_CHECKING:
@@ -44,6 +46,15 @@ def sweep(
         typer.Option("--model", "-m", help="As in rcd eval; may be repeated. NAME=MODEL gives it a name."),
     ],
     carries: opt.Carries = None,
+    commits: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--commit",
+            help="Commit rules, each a line: NAME,NAME,... with settings of its own behind it (NAME,setting=value); "
+            "several values as 0.1/0.5 are its points. A rule without a threshold is one point (rcd list commit).",
+            rich_help_panel=opt.COMMIT,
+        ),
+    ] = None,
     reference: opt.Reference = None,
     *,
     decoding: Given,
@@ -70,21 +81,24 @@ def sweep(
     dtype: opt.DType = "auto",
     quantize: opt.Quantize = None,
 ) -> None:
-    """Answer a task with every model and carry at every threshold; writes OUTPUT/report.html."""
+    """Answer a task with every model, carry and commit rule at every threshold; writes OUTPUT/report.html."""
     wanted = parsed_thresholds(thresholds, more or [])
     whole("batch", batch, least=1)
     if jobs is not None:
         whole("jobs", jobs, least=1)
     if "threshold" in decoding.values:
         raise RCDError("the threshold is what is swept; name the values with --thresholds.")
-    decoding.config()
+    common = decoding.config()
+    if commits and "commit" in decoding.values:
+        raise RCDError("commit is given twice, by --commit and by --set; leave one of them out.")
+    rules = rule_lines(commits, common) if commits else [RuleLine("")]
     named = [name_of(text) for text in models]
 
     from rcd.evaluate import tasks
     from rcd.evaluate.campaign import Grid
 
     problems = tasks.load(task, limit=limit, seed=seed, path=path, shots=shots)
-    entries = entries_of(named, carries or [opt.TRAINED], decoding, tasks.new_tokens(task))
+    entries = entries_of(named, carries or [opt.TRAINED], decoding, tasks.new_tokens(task), rules)
     if base is not None:
         one_of("--base", base, [entry.name for entry in entries])
     grid = Grid(entries, wanted, str(task), problems, output, reference, batch, device, dtype, quantize)
@@ -159,9 +173,11 @@ def _plain(text: str) -> str:
 
 
 def entries_of(
-    named: list[tuple[str, str]], carries: list[str], decoding: Given, new_tokens: int | None
-) -> list[Entry]:
-    """Every model with every carry; one that comes twice (`none` and what a model was trained with) is taken once."""
+    named: list[tuple[str, str]], carries: list[str], decoding: Given, new_tokens: int | None,
+    rules: Sequence[RuleLine] = (RuleLine(""),),
+) -> list[Entry]:  # fmt: skip
+    """Every model with every carry and rule; a carry that comes twice (`none` and what a model was trained with) is
+    taken once."""
     from rcd.carry.base import describe
     from rcd.carry.parse import parse_carry
     from rcd.evaluate.campaign import Entry
@@ -183,7 +199,10 @@ def entries_of(
             if same != whole_name:
                 note(f"{whole_name} is the same as {same}, and left out")
                 continue
-            entries.append(Entry(whole_name, model, replace(config, carry=carry)))
+            for rule in rules:
+                rule_name = f"{whole_name}+{_plain(rule.text)}" if rule.text else whole_name
+                own: dict[str, Any] = {"carry": carry, **rule.settings}
+                entries.append(Entry(rule_name, model, replace(config, **own), rule.setting, rule.values))
     clash = [name for name, count in Counter(entry.name.lower() for entry in entries).items() if count > 1]
     if clash:
         raise RCDError(f"two entries are named {clash[0]!r}; give one model a name (--model NAME=MODEL).")
@@ -253,7 +272,7 @@ class Progress:
 
     def time_left(self) -> str:
         def pace(place: Place) -> float:
-            near = min(self.pace, key=lambda known: abs(known.threshold - place.threshold))
+            near = min(self.pace, key=lambda known: _apart(known, place))
             return self.pace.get(place, self.pace[near])
 
         seconds = sum(left * pace(place) for place, left in self.left.items())
@@ -262,6 +281,12 @@ class Progress:
     def print(self, text: str) -> None:
         self.last = time.monotonic()
         show(f"rcd: {text}", sys.stderr)
+
+
+def _apart(known: Place, place: Place) -> tuple[bool, float]:
+    """How far a point that has begun is from another: those of the same line first."""
+    near = abs(known.value - place.value) if known.value is not None and place.value is not None else 0.0
+    return known.entry != place.entry, near
 
 
 def spelt(seconds: float) -> str:
@@ -327,7 +352,7 @@ def told(found: dict[str, Any], lines: list[Line]) -> list[str]:
         out.append(f"{entry['name']}: {entry['model']}, carry {entry['carry']['name']}")
         for point in entry["points"]:
             out.append(
-                f"  threshold {point['threshold']:<5g} {point['accuracy']:5.1f}% [{point['low']:.1f}, "
+                f"  {dial(point['setting'], point['threshold']):<15} {point['accuracy']:5.1f}% [{point['low']:.1f}, "
                 f"{point['high']:.1f}]  {point['tokens_per_step']:6.2f} tokens per step"
             )
     for each in found["comparisons"]:

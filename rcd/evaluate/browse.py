@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rcd.evaluate.campaign import Line
+from rcd.evaluate.wording import dial, short
 
 ITEMS, LETTERS, LONG = 300, 3_000_000, 1500
 """What a page holds at most: items, letters in all, letters of one text."""
@@ -13,10 +14,17 @@ ITEMS, LETTERS, LONG = 300, 3_000_000, 1500
 
 def items(lines: Sequence[Line], found: dict[str, Any]) -> tuple[dict[str, Any], int]:
     """What the script reads, and how many items there are: every text once, answers as [text, right, tokens, steps]
-    by entry, threshold and item."""
-    thresholds = sorted({point.threshold for line in lines for point in line.sweep.points})
+    by entry, threshold (or value of a line's own setting) and item. A line of one point stands beside every other's."""
+    several = [line for line in lines if len(line.sweep.points) > 1] or lines[:1]
+    places = {(point.setting, point.threshold) for line in several for point in line.sweep.points}
+    thresholds = sorted(places, key=lambda place: (place[0] != "threshold", place[0], place[1] or 0.0))
     records = [
-        {point.threshold: rows for point, rows in zip(line.sweep.points, line.records, strict=True)} for line in lines
+        {
+            place: rows
+            for point, rows in zip(line.sweep.points, line.records, strict=True)
+            for place in (thresholds if len(line.sweep.points) == 1 else [(point.setting, point.threshold)])
+        }
+        for line in lines
     ]
     texts: dict[str, int] = {}
     kept: list[dict[str, Any]] = []
@@ -39,7 +47,8 @@ def items(lines: Sequence[Line], found: dict[str, Any]) -> tuple[dict[str, Any],
                     place.append([texts.setdefault(text, len(texts)), int(record.right), record.tokens, record.steps])
     names = [line.entry.name for line in lines]
     first = max(range(len(thresholds)), key=lambda k: _disagreements([own[k] for own in answers]))
-    data = {"entries": names, "thresholds": thresholds, "items": kept, "texts": list(texts), "answers": answers}
+    named = [short(value) if setting == "threshold" else dial(setting, value) for setting, value in thresholds]
+    data = {"entries": names, "thresholds": named, "items": kept, "texts": list(texts), "answers": answers}
     return {**data, "first": first}, len(kept)
 
 

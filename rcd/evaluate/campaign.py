@@ -1,4 +1,4 @@
-"""Models x carries x thresholds over the same problems: what is to be answered, checked, and collected.
+"""Models x carries x rules x thresholds over the same problems: what is to be answered, checked, and collected.
 
 Every point is an evaluation of its own in OUTPUT/points/NAME/THRESHOLD: a kill loses nothing, a point that fails stops
 no other, and what is there already is not answered again.
@@ -22,6 +22,7 @@ from rcd.errors import RCDError, unwritable
 from rcd.evaluate.evaluation import digest_of, point_of, settings_of, summary
 from rcd.evaluate.points import Array, Sweep
 from rcd.evaluate.records import RUN, Folder, Record, answered, read_records, read_run
+from rcd.evaluate.wording import dial, short
 from rcd.models.checkpoint import open_checkpoint, pick_device
 
 if TYPE_CHECKING:
@@ -32,12 +33,16 @@ POINTS = "points"
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of the figure: a model with a carry."""
+    """One line of the figure: a model with a carry and a commit rule."""
 
     name: str
     model: str
     config: DecodeConfig
-    """With its carry; the threshold is replaced."""
+    """With its carry and rule; the setting of the line is replaced."""
+    setting: str = "threshold"
+    """What differs from point to point."""
+    values: tuple[float | None, ...] | None = None
+    """Its values; None: the thresholds of the grid."""
 
     @property
     def carry(self) -> Carry:
@@ -45,10 +50,10 @@ class Entry:
 
 
 class Place(NamedTuple):
-    """One point: the entry's number, and the threshold."""
+    """One point: the entry's number, and the threshold, or the value of the entry's setting."""
 
     entry: int
-    threshold: float
+    value: float | None
 
 
 @dataclass(frozen=True)
@@ -71,16 +76,21 @@ class Grid:
     @property
     def places(self) -> list[Place]:
         """Slow points (high thresholds) first, so that the last ones to finish are quick."""
-        return [Place(k, t) for k in range(len(self.entries)) for t in sorted(self.thresholds, reverse=True)]
+        own = [self.thresholds if entry.values is None else entry.values for entry in self.entries]
+        return [Place(k, value) for k, values in enumerate(own) for value in sorted(values, reverse=True)]  # type: ignore[type-var]
 
     def folder(self, place: Place) -> Path:
-        return self.output / POINTS / self.entries[place.entry].name / repr(place.threshold)
+        return self.output / POINTS / self.entries[place.entry].name / repr(place.value)
 
     def label(self, place: Place) -> str:
-        return f"{self.entries[place.entry].name} at {place.threshold:g}"
+        entry = self.entries[place.entry]
+        plain = entry.setting == "threshold" and place.value is not None
+        return f"{entry.name} at {short(place.value) if plain else dial(entry.setting, place.value)}"
 
     def configured(self, place: Place) -> DecodeConfig:
-        return replace(self.entries[place.entry].config, threshold=place.threshold)
+        entry = self.entries[place.entry]
+        values: dict[str, Any] = {entry.setting: place.value}
+        return replace(entry.config, **values)
 
 
 def check(grid: Grid) -> list[Place]:
@@ -175,10 +185,10 @@ def collect(grid: Grid, failures: dict[Place, str]) -> list[Line]:
         folders = [grid.folder(place) for place in good]
         held = read_run(folders[0])
         settings = {key: held.get(key) for key in ("model", "model_fingerprint", "task", "reference", "dtype", "delta")}
-        decode = {key: value for key, value in held["decode"].items() if key != "threshold"}
+        decode = {key: value for key, value in held["decode"].items() if key != entry.setting}
         settings |= {"carry": describe(entry.carry), "decode": decode}
         names, tasks = [problem.name for problem in grid.problems], [problem.task for problem in grid.problems]
-        points = [point_of(folder) for folder in folders]
+        points = [point_of(folder, entry.setting) for folder in folders]
         sweep = Sweep(entry.name, names, tasks, points, settings, held["items_digest"])
         sweep.save(grid.output / f"{entry.name}.jsonl")
         records = [read_records(folder) for folder in folders]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from rcd.evaluate.wording import dial, short
+
 COLOURS = 7
 """The page has so many colours for lines: the classes c0, c1, ..."""
 SHAPES = (
@@ -68,14 +70,14 @@ def frontier(entries: Sequence[dict[str, Any]], width: int, height: int, kind: s
             a, b = across(point["tokens_per_step"]), up(point["accuracy"])
             taken.append((a - 5, b - 5, a + 5, b + 5))
             told = (
-                f"{entry['name']}, threshold {point['threshold']:g}: {point['accuracy']:.1f}% "
+                f"{entry['name']}, {dial(point['setting'], point['threshold'])}: {point['accuracy']:.1f}% "
                 f"[{point['low']:.1f}, {point['high']:.1f}] at {point['tokens_per_step']:.2f} tokens per step"
             )
             shape = SHAPES[number % len(SHAPES)].format(x=a, y=b)
             out.append(f'<g class="mark c{number % COLOURS}">{shape}<title>{escape(told)}</title></g>')
     for number, row in enumerate(drawn):
         for point in row:
-            text, a, b = f"{point['threshold']:g}", across(point["tokens_per_step"]), up(point["accuracy"])
+            text, a, b = short(point["threshold"]), across(point["tokens_per_step"]), up(point["accuracy"])
             spot = _free(text, a, b, taken, (LEFT, TOP, width - RIGHT, height - BOTTOM), above=number % 2 == 1)
             if spot is not None:
                 out.append(f'<text class="small c{number % COLOURS}" x="{spot[0]:.1f}" y="{spot[1]:.1f}">{text}</text>')

@@ -204,11 +204,12 @@ def _asked(run: dict[str, Any]) -> str:
     return f"{counted(run['items'], 'item')} of {run['task']}"
 
 
-def point_of(folder: str | Path) -> Point:
-    """A finished evaluation with one sample an item, as a point of a sweep."""
+def point_of(folder: str | Path, setting: str = "threshold") -> Point:
+    """A finished evaluation with one sample an item, as a point of a sweep over this setting."""
     run, records = read_run(folder), read_records(folder)
     return Point(
-        threshold=run["decode"]["threshold"],
+        threshold=run["decode"][setting],
+        setting=setting,
         right=np.array([record.right for record in records]),
         tokens=np.array([record.tokens for record in records]),
         steps=np.array([record.steps for record in records]),

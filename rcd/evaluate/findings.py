@@ -14,7 +14,7 @@ from rcd.carry.base import describe
 from rcd.evaluate.campaign import Grid, Line, Place
 from rcd.evaluate.statistics import matched_speed, savings, timed
 from rcd.evaluate.sweep import compare
-from rcd.evaluate.wording import FEW, counted, signed, too_few
+from rcd.evaluate.wording import FEW, counted, dial, short, signed, too_few
 
 PAPER = "the paper reports 4 to 5 times fewer"
 NEAR = 5.0
@@ -33,7 +33,7 @@ def findings(
         "task": Path(grid.task).name, "items": len(grid.problems), "thresholds": grid.thresholds, "base": base,
         "entries": [_entry(line) for line in lines], "comparisons": comparisons,
         "failures": [
-            {"name": grid.entries[place.entry].name, "threshold": place.threshold, "error": error}
+            {"name": grid.entries[place.entry].name, "threshold": place.value, "error": error}
             for place, error in failures.items()
         ],
     }  # fmt: skip
@@ -61,8 +61,8 @@ def _entry(line: Line) -> dict[str, Any]:
     for point, records, figures in zip(line.sweep.points, line.records, line.figures, strict=True):
         points.append(
             {
-                "threshold": point.threshold, "accuracy": point.accuracy, "low": 100 * figures["low"],
-                "high": 100 * figures["high"], "tokens_per_step": point.tokens_per_step,
+                "setting": point.setting, "threshold": point.threshold, "accuracy": point.accuracy,
+                "low": 100 * figures["low"], "high": 100 * figures["high"], "tokens_per_step": point.tokens_per_step,
                 "tokens_per_second": figures["tokens_per_second"], "tokens": figures["tokens"],
                 "steps": float(np.mean([record.steps for record in records])), "cut_off": figures["cut_off"],
                 "seconds": figures["seconds"],
@@ -164,17 +164,17 @@ def _alone(entry: dict[str, Any], items: int, task: str) -> str:
     point = max(entry["points"], key=lambda point: (point["accuracy"], point["tokens_per_step"]))
     return (
         f"{entry['name']} has its best accuracy, {point['accuracy']:.1f}% (95% interval {point['low']:.1f} to "
-        f"{point['high']:.1f}), at threshold {point['threshold']:g} with {point['tokens_per_step']:.2f} tokens per "
-        f"step, on {counted(items, 'item')} of {task}."
+        f"{point['high']:.1f}), at {dial(point['setting'], point['threshold'])} with "
+        f"{point['tokens_per_step']:.2f} tokens per step, on {counted(items, 'item')} of {task}."
     )
 
 
 def failed(failures: Iterable[dict[str, Any]]) -> list[str]:
     """One line for every entry and cause."""
-    grouped: dict[tuple[str, str], list[float]] = defaultdict(list)
+    grouped: dict[tuple[str, str], list[float | None]] = defaultdict(list)
     for each in failures:
         grouped[each["name"], each["error"]].append(each["threshold"])
     return [
-        f"{name} at {', '.join(f'{threshold:g}' for threshold in sorted(thresholds))}: {error}"
+        f"{name} at {', '.join(sorted(short(value) or 'one setting' for value in thresholds))}: {error}"
         for (name, error), thresholds in grouped.items()
     ]

@@ -11,6 +11,7 @@ import numpy as np
 from rcd.errors import RCDError, unwritable
 from rcd.evaluate.points import Sweep
 from rcd.evaluate.statistics import wilson
+from rcd.evaluate.wording import short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +147,7 @@ def _mark_thresholds(figure: Figure, axes: Axes, sweeps: Sequence[Sweep]) -> Non
         for point in sweep.points:
             for offset, across, up in ABOVE + BELOW if k % 2 else BELOW + ABOVE:
                 number = axes.annotate(
-                    f"{point.threshold:g}", (point.tokens_per_step, point.accuracy), offset,
+                    short(point.threshold), (point.tokens_per_step, point.accuracy), offset,
                     textcoords="offset points", ha=across, va=up, fontsize=7, color=_look(k)["color"], in_layout=False,
                 )  # fmt: skip
                 box = number.get_window_extent()

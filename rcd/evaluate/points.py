@@ -1,8 +1,10 @@
-"""Sweeps as data: one model at several commit thresholds over the same items, and the file that keeps it."""
+"""Sweeps as data: one model at several commit thresholds, or values of another setting, over the same items; and the
+file that keeps it."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rcd.errors import RCDError, number, reason, unwritable
+from rcd.evaluate.wording import dial
 
 Array = NDArray[Any]
 
@@ -19,16 +22,19 @@ Array = NDArray[Any]
 class Point:
     """One threshold: for each item, whether it was right, its new tokens, and its steps."""
 
-    threshold: float
+    threshold: float | None
+    """Or the value of another `setting`; None: of a rule that reads none."""
     right: Array
     tokens: Array
     steps: Array
     seconds: float = 0.0
     """Wall time of the whole point."""
     texts: list[str] = field(default_factory=list)
+    setting: str = "threshold"
 
     def __post_init__(self) -> None:
-        number("threshold", self.threshold, least=0, most=1)
+        if self.threshold is not None:
+            number(self.setting, self.threshold, least=0, most=1 if self.setting == "threshold" else math.inf)
         for name, kind in (("right", bool), ("tokens", np.int64), ("steps", np.int64)):
             object.__setattr__(self, name, np.asarray(getattr(self, name)).astype(kind))
         if self.right.ndim != 1 or not len(self.right) == len(self.tokens) == len(self.steps) > 0:
@@ -37,6 +43,11 @@ class Point:
             raise RCDError(f"a point of {len(self.right)} items has {len(self.texts)} texts; give one for each item.")
         if self.tokens.min() < 0 or self.steps.min() < 1:
             raise RCDError("an item takes at least one step and has no negative tokens; mend the point's arrays.")
+
+    @property
+    def slowest(self) -> bool:
+        """Whether every step commits one token."""
+        return self.setting == "threshold" and self.threshold == 1
 
     @property
     def accuracy(self) -> float:
@@ -71,8 +82,9 @@ class Sweep:
         for point in self.points:
             if len(point.right) != len(self.items):
                 raise RCDError(
-                    f"the sweep {self.name!r} has {len(self.items)} items, but its point at {point.threshold:g} "
-                    f"has {len(point.right)}; every point must be over the same items."
+                    f"the sweep {self.name!r} has {len(self.items)} items, but its point at "
+                    f"{dial(point.setting, point.threshold)} has {len(point.right)}; every point must be over the "
+                    "same items."
                 )
 
     @property
@@ -114,7 +126,7 @@ class Sweep:
             {
                 "threshold": p.threshold, "accuracy": p.accuracy, "tokens_per_step": p.tokens_per_step,
                 "seconds": p.seconds, "right": p.right.astype(int).tolist(), "tokens": p.tokens.tolist(),
-                "steps": p.steps.tolist(), "texts": p.texts,
+                "steps": p.steps.tolist(), "texts": p.texts, "setting": p.setting,
             }
             for p in self.points
         ]  # fmt: skip
@@ -149,7 +161,7 @@ class Sweep:
                 if at > len(lines):
                     raise RCDError(f"the file ends here, {count - len(points)} of {count} points are missing")
                 row = json.loads(lines[at - 1])
-                point = Point(*(row[f.name] for f in fields(Point)))
+                point = Point(*({"setting": "threshold", **row}[f.name] for f in fields(Point)))
                 if len(point.right) != len(items):
                     raise RCDError(f"{len(point.right)} results for {len(items)} items")
                 points.append(point)

@@ -18,7 +18,7 @@ from rcd.evaluate.browse import items
 from rcd.evaluate.campaign import Line
 from rcd.evaluate.findings import PAPER, details, failed, verdict
 from rcd.evaluate.skin import SCRIPT, STYLE
-from rcd.evaluate.wording import counted, signed
+from rcd.evaluate.wording import counted, dial, short, signed
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 TARGETS = {
@@ -105,13 +105,15 @@ def _failures(found: dict[str, Any]) -> str:
 
 def _figure(found: dict[str, Any]) -> str:
     entries = found["entries"]
+    plain = all(point["setting"] == "threshold" for entry in entries for point in entry["points"])
+    numbers = "commit thresholds" if plain else "thresholds, or the setting that the table of every point names"
     bands = "bands are" if len(entries) <= charts.BANDS else "the table of every point has"
     return (
         "<h2>Accuracy over tokens per step</h2><figure>"
         + charts.legend(entries)
         + charts.frontier(entries, 900, 430, "broad")
         + charts.frontier(entries, 380, 340, "narrow")
-        + f"<figcaption>Up and to the right is better. Small numbers are commit thresholds; {bands} 95% intervals of "
+        + f"<figcaption>Up and to the right is better. Small numbers are {numbers}; {bands} 95% intervals of "
         "each accuracy by itself. Whether two lines differ is told by the paired differences below.</figcaption>"
         "</figure>"
     )
@@ -256,6 +258,12 @@ def _speed(each: dict[str, Any]) -> str:
     )
 
 
+def _point(point: dict[str, Any]) -> str:
+    """A threshold by its number, any other setting by its name as well."""
+    plain = point["setting"] == "threshold"
+    return escape(short(point["threshold"]) if plain else dial(point["setting"], point["threshold"]))
+
+
 def _thresholds(found: dict[str, Any]) -> str:
     """Every point of every entry."""
     body = []
@@ -264,7 +272,7 @@ def _thresholds(found: dict[str, Any]) -> str:
             name = f'<span class="c{number % charts.COLOURS}">{_name(entry["name"])}</span>' if row == 0 else ""
             speed = "" if point["tokens_per_second"] is None else f"{point['tokens_per_second']:.0f}"
             cells = (
-                name, f"{point['threshold']:g}",
+                name, _point(point),
                 f'{point["accuracy"]:.1f} <span class="ci">[{point["low"]:.1f}, {point["high"]:.1f}]</span>',
                 f"{point['tokens_per_step']:.2f}", f"{point['steps']:.1f}", speed, f"{point['tokens']:.0f}",
                 f"{100 * point['cut_off']:.0f}%",
@@ -279,8 +287,8 @@ def _items(lines: Sequence[Line], found: dict[str, Any]) -> str:
     """Single answers, in a table that the script fills."""
     data, shown = items(lines, found)
     options = "".join(
-        f'<option value="{k}"{" selected" if k == data["first"] else ""}>{threshold:g}</option>'
-        for k, threshold in enumerate(data["thresholds"])
+        f'<option value="{k}"{" selected" if k == data["first"] else ""}>{escape(named)}</option>'
+        for k, named in enumerate(data["thresholds"])
     )
     several = len(lines) > 1
     filters = {"all": "all items", "differ": "only where they differ (right or wrong)", "texts": "only other texts"}
@@ -291,7 +299,7 @@ def _items(lines: Sequence[Line], found: dict[str, Any]) -> str:
     content = json.dumps(data).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return (
         f'<h2 id="answers">Single answers</h2><p class="note">Long texts are cut in the middle.{of}</p>'
-        f'<div class="bench"><label>threshold <select id="at">{options}</select></label>'
+        f'<div class="bench"><label>at <select id="at">{options}</select></label>'
         f'<label>show <select id="show">{choices}</select></label>'
         '<span><button id="back" type="button">‹</button> <button id="on" type="button">›</button></span>'
         '<span id="where" class="soft" aria-live="polite"></span></div>'

@@ -119,7 +119,7 @@ def mcnemar(gained: int, lost: int) -> float:
 def one_token(base: Sweep, other: Sweep) -> dict[str, Any] | None:
     """`paired` at threshold 1, where every step commits one token; None where a sweep does not have it."""
     check_same_items(base, other)
-    a, b = (next((point for point in sweep.points if point.threshold == 1), None) for sweep in (base, other))
+    a, b = (next((point for point in sweep.points if point.slowest), None) for sweep in (base, other))
     if a is None or b is None:
         return None
     return {
@@ -203,7 +203,7 @@ def savings(base: Sweep, other: Sweep, resamples: int = 2000, seed: int = 0) -> 
     ratio (None where the base's is 0)."""
     check_same_items(base, other)
     whole("resamples", resamples, least=1)
-    slowest = any(point.threshold == 1 for point in base.points)
+    slowest = any(point.slowest for point in base.points)
     found = _savings(base.curve, other.curve, slowest)
     drawn = [_savings(a, b, slowest) for a, b in _resampled_curves(base, other, resamples, seed)]
     for kind, rows in found.items():

@@ -16,7 +16,7 @@ from rcd.evaluate.grading import grade
 from rcd.evaluate.points import Point, Sweep
 from rcd.evaluate.provenance import decode_settings, delta_of, dtype_name
 from rcd.evaluate.statistics import aup_all, check_same_items, matched, one_token, speedup, wilson
-from rcd.evaluate.wording import counted
+from rcd.evaluate.wording import counted, dial
 
 if TYPE_CHECKING:
     from rcd.api import Generation, Pipeline
@@ -86,7 +86,7 @@ def run_sweep(
         points.append(point)
         if say is not None:
             say(
-                f"{name}: threshold {point.threshold:g}, {point.tokens_per_step:.2f} tokens per step, "
+                f"{name}: {dial(point.setting, point.threshold)}, {point.tokens_per_step:.2f} tokens per step, "
                 f"{point.accuracy:.1f}% right, {point.seconds:.1f} s"
             )
     settings = {key: value for key, value in decode_settings(config).items() if key != "threshold"}
@@ -132,7 +132,7 @@ def _part(base: Sweep, other: Sweep, resamples: int, seed: int) -> dict[str, Any
     }
 
 
-def _curve(sweep: Sweep) -> list[dict[str, float]]:
+def _curve(sweep: Sweep) -> list[dict[str, float | None]]:
     """Every point in numbers, with the Wilson interval of its accuracy, by tokens per step."""
     rows = []
     for point in sorted(sweep.points, key=lambda point: point.tokens_per_step):

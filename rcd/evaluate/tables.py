@@ -11,7 +11,8 @@ from rcd.evaluate.sweep import lines
 
 def table(sweeps: Mapping[str, Sweep]) -> list[str]:
     """Accuracy (tokens per step) of every sweep at every threshold."""
-    thresholds = sorted({point.threshold for sweep in sweeps.values() for point in sweep.points})
+    values = (point.threshold for sweep in sweeps.values() for point in sweep.points)
+    thresholds = sorted({value for value in values if value is not None})
     out = [f"| threshold | {' | '.join(sweeps)} |", "|---" * (len(sweeps) + 1) + "|"]
     for threshold in thresholds:
         cells = []

@@ -11,6 +11,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def dial(setting: str, value: float | None) -> str:
+    """A point of a line, such as `threshold 0.9`, `entropy_bound 0.1` or, where nothing is set, `one setting`."""
+    return "one setting" if value is None else f"{setting} {value:g}"
+
+
+def short(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
 def signed(points: float) -> str:
     return f"{round(points, 1) + 0.0:+.1f}"  # + 0.0: no minus before a zero
 

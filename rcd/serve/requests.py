@@ -13,7 +13,7 @@ from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError, first_line
 from rcd.serve.canvases import SHORT, laid_out
 from rcd.serve.pieces import Refusal, Refused
-from rcd.serve.schema import Ask
+from rcd.serve.schema import OWN, RENAMED, Ask
 from rcd.serve.text import Words
 
 SEEDS = 2**64
@@ -134,9 +134,9 @@ def _has(carry: Carry, name: str) -> float:
 
 def _named(error: RCDError, ask: Ask) -> str | None:
     """The field that a refusal of the settings is of."""
-    names = {"max_new_tokens": "max_tokens", "num_inference_steps": "rcd.steps", "factor": "rcd.factor"}
-    names |= {"top_k": "rcd.top_k", "threshold": "rcd.threshold", "guidance": "rcd.guidance"}
-    found = next((name for name in ask.settings if name in str(error)), None)
+    names = {"max_new_tokens": "max_tokens", **{name: f"rcd.{RENAMED.get(name, name)}" for name in OWN}}
+    told = sorted((name for name in ask.settings if name in str(error)), key=len)
+    found = told[-1] if told else None
     if found is None and "stop string" in str(error):
         return "stop"
     return None if found is None else names.get(found, found)

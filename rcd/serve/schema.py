@@ -92,8 +92,10 @@ ABOUT_SUFFIX = (
     "The text behind the gap of max_tokens tokens that is filled in; the answer is what stands in the gap. For models "
     "whose attention is bidirectional."
 )
-OWN = ("threshold", "factor", "num_inference_steps", "top_k", "guidance")
-"""Settings of a request that OpenAI has no name for; they stand in `rcd`."""
+OTHERS = ("max_new_tokens", "temperature", "top_p", "seed", "residual_scale", "stop", "stop_ids", "logprobs")
+"""Settings of a request that have a name of OpenAI's, or another one here."""
+OWN = tuple(entry.name for entry in entries(RequestSettings) if entry.name not in OTHERS)
+"""The others stand in `rcd`."""
 RENAMED = {"num_inference_steps": "steps"}
 
 

@@ -185,9 +185,43 @@ def test_carries_are_lines_of_their_own(tmp_path: Path, capsys: pytest.CaptureFi
     assert entries[0].config.max_new_tokens is None, "the checkpoint's own"
 
 
+def test_commit_rules_are_lines_of_their_own(tmp_path: Path) -> None:
+    """One over the thresholds, one at bounds of its own, one that reads no number; one page, and going on."""
+    rules = "threshold,entropy_bound,entropy_bound=0.1/2,topm"
+    given = ["--model", "m=bundled:llada-seqd", "--commit", rules, *TASK, *ONE]
+    code, shown, heard = call(tmp_path / "out", *given, "--json")
+    found = json.loads(shown)
+    lines = {entry["name"]: entry for entry in found["entries"]}
+    assert code == 0 and list(lines) == ["m+threshold", "m+entropy_bound", "m+topm"], heard
+    points = [[(p["setting"], p["threshold"]) for p in entry["points"]] for entry in lines.values()]
+    bounds = [("entropy_bound", 0.1), ("entropy_bound", 2)]
+    assert points == [[("threshold", 0.6), ("threshold", 0.9)], bounds, [("num_inference_steps", None)]]
+    assert [entry["decode"]["commit"] for entry in lines.values()] == ["threshold", "entropy_bound", "topm"]
+    slow, fast = (p["tokens_per_step"] for p in lines["m+entropy_bound"]["points"])
+    assert lines["m+topm"]["points"][0]["tokens_per_step"] == 1.0 < slow < fast
+    assert "m+topm at one setting: " in heard and "m+entropy_bound at entropy_bound 2: " in heard
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "entropy_bound 0.1" in page and "one setting" in page
+    code, _, heard = call(tmp_path / "out", *given)
+    assert code == 0 and "5 of 5 points are there already" in heard
+
+
 @pytest.mark.parametrize(
     ("args", "cause"),
     [
+        ("--commit thresold", "unknown commit 'thresold' (did you mean 'threshold'?)"),
+        ("--commit threshold,threshold", "'threshold' is there twice"),
+        ("--commit factor=1,factor", "'factor=1' stands before any rule"),
+        ("--commit factor,,topm", "--commit names no rule"),
+        ("--commit factor,factor=-1", "factor must be a number of 0 or more"),
+        (
+            "--commit klass,threshold=0.5/0.9,kl_threshold=0.1/1",
+            "threshold and kl_threshold of klass have several values",
+        ),
+        ("--commit klass,score=margin/confidence", "score is no number"),
+        ("--commit klass,commit=factor", "names its rule twice"),
+        ("--commit klass,carry=none", "name it with --carry"),
+        ("--commit topm --set commit=factor", "commit is given twice"),
         ("--thresholds 1.5", "--thresholds must be in [0, 1], not 1.5"),
         ("--thresholds 0.5,x", "--thresholds takes numbers in [0, 1], not 'x'"),
         ("--thresholds nan", "--thresholds must be in [0, 1], not nan"),

@@ -34,6 +34,15 @@ def test_a_completion_is_what_the_pipeline_gives(api: Api, pipelines: dict[str, 
     }
 
 
+def test_what_commit_rules_read_is_a_requests_own(api: Api) -> None:
+    """The rule itself is the server's; a setting that it does not read changes nothing."""
+    own = {"entropy_bound": 0.3, "kl_threshold": 0.1, "edit_threshold": 0.9, "max_post_steps": 2, "alg_temp": 0.2}
+    assert api.complete(rcd=own)["choices"] == api.complete()["choices"]
+    for name in own:
+        assert api.refused("/v1/completions", prompt=QUESTION, rcd={name: -1})["param"] == f"rcd.{name}"
+    assert api.refused("/v1/completions", prompt=QUESTION, rcd={"commit": "klass"})["param"] == "rcd.commit"
+
+
 def test_a_chat_of_one_user_message_is_its_text(api: Api) -> None:
     for content in (QUESTION, [{"type": "text", "text": QUESTION[:20]}, {"type": "text", "text": QUESTION[20:]}]):
         found = api.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}).json()

@@ -242,7 +242,8 @@ def test_failures_are_told_by_cause() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
 def test_charts_of_odd_points(share: float) -> None:
-    point = {"threshold": 1.0, "tokens_per_step": 1.0, "accuracy": 100 * share, "low": 100 * share, "high": 100 * share}
+    at = {"setting": "threshold", "threshold": 1.0}
+    point = {**at, "tokens_per_step": 1.0, "accuracy": 100 * share, "low": 100 * share, "high": 100 * share}
     drawn = charts.frontier([{"name": "a", "points": [point]}], 300, 200, "broad")
     assert "nan" not in drawn and "inf" not in drawn and "threshold 1: " in drawn
 
