@@ -266,7 +266,10 @@ def candidates_of(rows: Rows, seen: Region, terms: Terms) -> Tensor:
     """[R + 1, J b] what may be committed: masks that matter and, where the rule revises, tokens of the answer."""
     if not terms.revises:
         return seen.needed
-    return seen.needed | revisable(seen.ids, seen.masked, seen.output & ~seen.given(rows), rows.ends, terms.early)
+    answer = seen.output & ~seen.given(rows)
+    if not terms.early:  # what fills up the last block is decoded, and revised, like the rest
+        answer |= (seen.position >= rows.limit[:, None]) & (seen.ids != terms.model.mask_token_id)
+    return seen.needed | revisable(seen.ids, seen.masked, answer, rows.ends, terms.early)
 
 
 def broken(rows: Rows, made: Pass, outcome: Outcome) -> Tensor:

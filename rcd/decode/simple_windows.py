@@ -71,7 +71,10 @@ class Text:
         ids = self.ids[None, self.origin :]
         if not revises:
             return self.needed
-        return self.needed | revisable(ids, self.masked, self.output & ~self.given, self.ends, self.early)
+        answer = self.output & ~self.given
+        if not self.early:  # what fills up the last block is decoded, and revised, like the rest
+            answer = answer | (~self.output & (self.output.cumsum(-1) > 0))
+        return self.needed | revisable(ids, self.masked, answer, self.ends, self.early)
 
     def ended(self, until: int) -> bool:
         """Whether an end token stands in the first so many positions."""

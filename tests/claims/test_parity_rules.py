@@ -93,6 +93,29 @@ def entropy_bound(case: Case) -> rcd.DecodeConfig:
     return base(case, commit="entropy_bound", entropy_bound=case["entropy_bound"], confidence="tempered")
 
 
+def klass(case: Case) -> rcd.DecodeConfig:
+    """Its Dream has no blocks."""
+    return base(
+        case,
+        commit="klass",
+        num_inference_steps=case.get("block_length", case["gen_length"]),
+        threshold=case["conf_threshold"],
+        kl_threshold=case["kl_threshold"],
+        klass_history=case["kl_history_length"],
+    )
+
+
+def joint(case: Case) -> rcd.DecodeConfig:
+    """SGLang's last post step replaces nothing; diffusers looks at its bound after a step, so it takes one more."""
+    return base(
+        case,
+        commit="joint_threshold",
+        threshold=case["threshold"],
+        edit_threshold=case["edit_threshold"],
+        max_post_steps=case["max_post_steps"] + (case["code"] == "diffusers"),
+    )
+
+
 MAPPED: dict[str, Callable[[Case], rcd.DecodeConfig]] = {
     "llada_cfg": llada,
     "llada_eos": llada,
@@ -109,6 +132,10 @@ MAPPED: dict[str, Callable[[Case], rcd.DecodeConfig]] = {
     "d2f_llada": d2f,
     "d2f_dream": d2f,
     "entropy_bound": entropy_bound,
+    "klass_llada": klass,
+    "klass_dream": klass,
+    "joint_sglang": joint,
+    "joint_diffusers": joint,
 }
 ENDS = {"llada_eos": [41, 49], "llada_conf": [41, 49]}
 """Where the end tokens matter, two that the tiny model likes: generate.py's EOS and EoT."""
@@ -160,4 +187,6 @@ def same(case: Case, ours: Case, ends: list[int]) -> bool:
     steps = ours["committed_per_step"]
     ended = any(token in ends for token in case["ids"][:new])
     theirs: Any = case.get("committed_per_step", steps)
+    if "masks" in case and case.get("code") != "sglang" and not ended and len(steps) != len(case["masks"]):
+        return False  # its forwards; SGLang's last of a block changes nothing where its post steps are used up
     return ours["ids"] == until_end(case["ids"][:new], ends) and steps == (theirs[: len(steps)] if ended else theirs)
