@@ -1,5 +1,5 @@
-"""Fast-dLLM v2, and D2F on Dream, against their own code: block-causal attention with outputs that predict the next
-position (fixtures/parity/NOTES.md says how the fixtures were made)."""
+"""Fast-dLLM v2, and D2F and Fast-dLLM v1 on Dream, against their own code: outputs that predict the next position
+(fixtures/parity/NOTES.md says how the fixtures were made)."""
 
 from __future__ import annotations
 
@@ -89,4 +89,23 @@ def test_dream_in_flight_equals_d2f(case: dict[str, Any], oracle: bool) -> None:
     )
     done = pipeline.generate(case["prompt_ids"], config).results[0]
     assert done.ids == until_end(case["output_ids"], [90])
+    assert done.counts.denoising == case["forwards"]
+
+
+@pytest.mark.parametrize("case", cases(DREAM / "fast_dllm.json"))
+@pytest.mark.parametrize("oracle", [False, True], ids=["engine", "oracle"])
+def test_dream_with_a_first_token_alone_equals_fast_dllm_v1(case: dict[str, Any], oracle: bool) -> None:
+    """Its two caches, with its threshold (at or above; here above)."""
+    pipeline = rcd.load(DREAM / "model", device="cpu", eos_token_ids=[90])
+    config = rcd.DecodeConfig(
+        max_new_tokens=case["gen_length"],
+        block_length=case["block_length"],
+        window="dual" if case["dual_cache"] else "prefix",
+        first_token_alone=True,
+        threshold=case["threshold"],
+        eos_early_stop=False,
+        oracle=oracle,
+    )
+    done = pipeline.generate(case["prompt_ids"], config).results[0]
+    assert done.ids == case["output_ids"]
     assert done.counts.denoising == case["forwards"]

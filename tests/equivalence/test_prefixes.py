@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "stock": ("sdar", {"carry": "residual", "passes": "stock"}),
     "warm": ("sdar", {"carry": Residual(start="self", t_res=0.9)}),
     "d2f": ("sdar", {**FLYING, "carry": "residual"}),
+    "sub-blocks": ("fast_dllm_qwen", {"carry": "residual", "window": "sub_blocks", "sub_block_length": 4}),
     "shifted": ("fast_dllm_qwen", {"carry": "residual"}),
     "behind": ("llada", {**FLYING, "carry": "residual"}),
 }

@@ -65,6 +65,21 @@ def test_rotation_and_storing(normed: bool, looking: int, width: int) -> None:
     assert torch.equal(results[0][1][2, :, 8 : 8 + looking], kept)
 
 
+def test_a_token_left_of_a_text_only_looks_and_is_turned_as_the_first() -> None:
+    qkv, cos, sin = normal(N, Q, (H + 2 * G) * C), normal(T, C, seed=1), normal(T, C, seed=2)
+    row, start, _ = slots()
+    results = []
+    for ops in (fused, plain):
+        keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
+        results.append((ops.rotate_store(qkv, keys, values, row, start - 1, cos, sin, H, None, 1), keys, values))
+    same(results[0], results[1])
+    qkv = torch.cat((qkv[:, :1], qkv[:, :1]), dim=1)
+    keys, values = normal(R, G, T, C, seed=5), normal(R, G, T, C, seed=6)
+    query = plain.rotate_store(qkv[1:2], keys, values, row[1:2], start[1:2] - 1, cos, sin, H, None, 1)
+    same(query[:, 0], query[:, 1])
+    assert torch.equal(keys[:, :, -1], normal(R, G, T, C, seed=5)[:, :, -1])
+
+
 @pytest.mark.parametrize(("splits", "heads", "width"), [(1, 2, C), (4, 4, C), (1, 4, 24), (4, 2, 24)])
 def test_attention(splits: int, heads: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "splits_for", lambda *_: splits)

@@ -17,7 +17,7 @@ from rcd.cli.main import app
 from rcd.decode.config import DecodeConfig
 
 ROOT = Path(__file__).parent.parent.parent
-MODELS = {"SDAR": "sdar", "LLaDA": "llada", "Dream": "dream", "LLaDA2": "llada2_moe"}
+MODELS = {"SDAR": "sdar", "LLaDA": "llada", "Dream": "dream", "LLaDA2": "llada2_moe", "Fast-dLLM v2": "fast_dllm"}
 
 
 class Enough(Exception):
@@ -35,9 +35,10 @@ def lines() -> list[Any]:
 @pytest.fixture(scope="module")
 def pipelines() -> dict[str, rcd.Pipeline]:
     folder = ROOT / "tests" / "fixtures" / "parity"
+    # the published ids are larger than the vocabulary
     mask: dict[str, Any] = {
-        "LLaDA2": {"mask_token_id": 93, "eos_token_ids": [94]}
-    }  # the published ids are larger than the vocabulary
+        "LLaDA2": {"mask_token_id": 93, "eos_token_ids": [94]}, "Fast-dLLM v2": {"mask_token_id": 93}
+    }  # fmt: skip
     return {
         name: rcd.load(folder / family / "model", device="cpu", **mask.get(name, {})) for name, family in MODELS.items()
     }
