@@ -55,6 +55,7 @@ def score(
     ] = None,
     device: opt.Device = "auto",
     dtype: opt.DType = "auto",
+    quantize: opt.Quantize = None,
     threads: opt.Threads = None,
     family: opt.Family = None,
     mask_token_id: opt.MaskId = None,
@@ -83,7 +84,7 @@ def score(
         attention=attention, shift=shift,
     )  # fmt: skip
     place = device if given is None else _place(device)
-    pipeline = load(model, device=place, dtype=dtype, **overrides)
+    pipeline = load(model, device=place, dtype=dtype, quantize=quantize, **overrides)
     limit_threads([pipeline], threads)
     if os.environ.get("RANK", "0") == "0":
         note_model(model, pipeline, pipeline.settings.window)

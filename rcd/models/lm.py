@@ -138,8 +138,9 @@ class DiffusionLM(nn.Module):
 
     @property
     def bytes(self) -> int:
-        """What they take."""
-        return sum(each.untyped_storage().nbytes() for each in {each.data_ptr(): each for each in kept(self)}.values())
+        """What they take: storages that tensors share count once."""
+        storages = [(tensor.untyped_storage(), tensor) for tensor in kept(self)]
+        return sum({each.data_ptr() or id(tensor): each.nbytes() for each, tensor in storages}.values())
 
     def tail(self, rank: int) -> Tail:
         """The codebook's mean and strongest directions, computed once for every version of the weights."""

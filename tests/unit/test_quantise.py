@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import rcd
-from rcd.decode.fused import misfit
+from rcd.decode.fused import misfit, plain
 from rcd.models import checkpoint as ckpt
 from rcd.models import filling, quantise, room
+from rcd.models.lm import kept
 from rcd.models.lowbit import FEW, TILE, Int4Linear, Int8Linear, LowBitLinear
 from rcd.models.quantise import Quantisation, quantised
 from rcd.models.toy import toy
@@ -51,6 +52,16 @@ def test_a_product_is_that_with_the_floats_that_the_layer_tells(
         assert (layer(x).double() - want).norm() / want.norm() < accuracy, tokens
     assert torch.equal(layer.floats(3), floats[::3])
     assert layer(x.view(2, -1, shape[1])).shape == (2, 20, shape[0])
+
+
+def test_torchaos_own_layers_give_our_product_and_are_not_taken_for_plain_ones() -> None:
+    """Those that a GPU takes; of eight bits, which run on a CPU as well."""
+    weight, x = matrix(96, 64), matrix(5, 64, seed=1)
+    theirs = quantise._by_torchao(quantise.torchao(), weight, "int8", torch.float32)
+    torch.testing.assert_close(theirs(x), quantised(weight, "int8", torch.float32)(x))
+    assert type(theirs) is nn.Linear and not plain(theirs) and plain(nn.Linear(2, 2))
+    inside = list(kept(theirs))
+    assert {tensor.dtype for tensor in inside} >= {torch.int8} and all(tensor.data_ptr() for tensor in inside)
 
 
 def test_four_bits_hold_what_they_can_hold_exactly() -> None:
@@ -185,7 +196,7 @@ def test_a_quantised_model_is_neither_written_nor_trained(folder: Path, tmp_path
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["sdar", "llada", "dream", "sdar_moe"])
+@pytest.mark.parametrize("family", ["sdar", "llada", "dream", "sdar_moe", "llada2_moe"])
 @pytest.mark.parametrize("given", [None, "int8", "int4", "int4,head=exact"])
 def test_the_estimate_is_what_the_model_takes(family: str, given: str | None, tmp_path: Path) -> None:
     rcd.Pipeline(toy(family)).save(tmp_path / "model")
