@@ -79,7 +79,7 @@ def expected(model: DiffusionLM, prompt: list[int], continuation: list[int], sca
     return total
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "sdar_moe", "llada2_moe"])
 @pytest.mark.parametrize("scale", [0.0, 1.5])
 def test_the_bound_of_a_short_text_is_the_expectation_over_all_sets_of_masks(family: str, scale: float) -> None:
     model = model_of(family)

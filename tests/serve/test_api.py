@@ -185,6 +185,10 @@ def test_knobs_of_rcd_change_what_they_name(api: Api, pipelines: dict[str, Pipel
     twice = replace(carry, alpha_scale=8.0)  # type: ignore[type-var]
     found = api.complete(rcd={"alpha_scale": 2.0, "threshold": 0.99})
     assert found["usage"]["denoising_steps"] == offline(pipeline, carry=twice, threshold=0.99).denoising_steps
+    guided = api.complete(rcd={"guidance": 2.0, "threshold": 0.99})["usage"]
+    alone = offline(pipeline, guidance=2.0, threshold=0.99)
+    assert (guided["denoising_steps"], guided["forwards"]) == (alone.denoising_steps, alone.forwards)
+    assert alone.forwards == 2 * (alone.forwards - alone.counts.guidance)
     assert api.complete(rcd={"steps": 3})["choices"][0]["text"]
     assert api.complete(model="words-seqd", rcd={"carry": False})["choices"][0]["text"]
 
