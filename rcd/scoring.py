@@ -7,11 +7,13 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rcd.carry.base import Carry
 from rcd.decode.config import DecodeConfig
 from rcd.decode.events import Failed, Step
 from rcd.errors import RCDError
 from rcd.likelihood.estimate import Score, check, estimate, resolved, room
 from rcd.likelihood.settings import ScoreConfig
+from rcd.models.learnt import check_held
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -54,6 +56,9 @@ def score(pipeline: Pipeline, prompt: Sequence[int], continuation: Sequence[int]
     """Of token ids."""
     chosen = resolved(config, pipeline.settings, pipeline.checkpoint.rcd.carry)
     check(prompt, continuation, pipeline.settings, chosen.block_length)
+    if chosen.recursions or chosen.greedy:
+        assert isinstance(chosen.carry, Carry)
+        check_held(pipeline.model, chosen.carry)
     if chosen.greedy and not len(prompt):
         raise RCDError("greedy decoding begins with a prompt, and this one is empty; leave greedy out.")
     found = estimate(pipeline.model, prompt, continuation, chosen)
@@ -68,24 +73,24 @@ def is_greedy(pipeline: Pipeline, prompt: Sequence[int], continuation: Sequence[
         max_new_tokens=len(continuation), threshold=1.0, carry=config.carry, guidance=config.guidance,
         block_length=config.block_length if causal else len(continuation), eos_early_stop=causal,
     )  # fmt: skip
+    agreed = 0
     with closing(pipeline.stream(list(prompt), asked)) as events:  # type: ignore[type-var]
         for event in events:
             if isinstance(event, Failed):
                 raise RCDError(event.message) from event.cause
-            if isinstance(event, Step) and _differs(event, continuation):
-                return False
-            if not isinstance(event, Step):
-                return event.ids == list(continuation)[: len(event.ids)]
-    return True
+            if isinstance(event, Step):
+                same = [token == continuation[place] for place, token in _committed(event, len(continuation))]
+                agreed += sum(same)
+                if not all(same):
+                    return False
+    return agreed == len(continuation)
 
 
-def _differs(event: Step, continuation: Sequence[int]) -> bool:
-    draft, committed = event.draft.tolist(), event.committed.tolist()
-    return any(
-        done and token != continuation[place]
-        for place, (token, done) in enumerate(zip(draft, committed, strict=True), event.offset)
-        if 0 <= place < len(continuation)
-    )
+def _committed(event: Step, count: int) -> list[tuple[int, int]]:
+    """(place, token) of the answer's first `count` tokens."""
+    places = range(event.offset, event.offset + len(event.draft))
+    told = zip(places, event.draft.tolist(), event.committed.tolist(), strict=True)
+    return [(place, token) for place, token, committed in told if committed and 0 <= place < count]
 
 
 def windows(pipeline: Pipeline, ids: Sequence[int], config: ScoreConfig) -> list[tuple[list[int], list[int]]]:

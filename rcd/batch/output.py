@@ -158,14 +158,16 @@ class Output:
         try:
             with closing(Journal(self.path.with_name(f".{self.path.name}.merging"), WHAT, wait=True)) as lock:
                 records = self.held()
-                lock.path.unlink(missing_ok=True)
                 if records.count < self.scan.count:
                     return None
-                if self.path.exists() and not self._parts():
+                done = self.path.exists() and not self._parts()
+                if not done:
+                    write_whole(self.path, records.in_order())
+                    for path in self._parts():
+                        unlink(path)
+                lock.path.unlink(missing_ok=True)  # last: another one without it would take the lock beside this one
+                if done:
                     return self.outcome() if speak else None
-                write_whole(self.path, records.in_order())
-                for path in self._parts():
-                    unlink(path)
         except OSError as error:
             raise unwritable(WHAT, self.path, error, ROOM) from error
         return self.outcome()

@@ -130,29 +130,26 @@ def estimate(model: DiffusionLM, prompt: Sequence[int], continuation: Sequence[i
     key = key_of("likelihood", config.seed, *prompt, "then", *continuation)
     found = patterns(lanes[0].sizes, config.draws, key)
     parts = [_log_p(model, lanes, masked, config) for masked in found.masked.split(config.batch_size)]
-    each_NL = torch.cat(parts).cpu() * found.weight * found.masked
+    each_NL = torch.cat(parts) * found.weight * found.masked
     if not bool(torch.isfinite(each_NL).all()):
         raise RCDError(
             "the model's logits are NaN or inf; try float32 (--dtype float32), and check the checkpoint with "
             "`rcd info --check`."
         )
-    count, passes = len(found.masked), len(found.masked) * (config.recursions + 1) + lanes[0].passes
-    shape: Any = dict(ids=continuation, patterns=count, forwards=passes * len(lanes))
-    if found.groups is None:
-        tokens = each_NL.sum(0)
-        nothing = [0.0] * len(tokens)
-        return Score(
-            log_likelihood=float(tokens.sum()), standard_error=0.0, enumerated=True, tokens=tokens.tolist(),
-            token_errors=nothing, **shape,
-        )  # fmt: skip
-    means_GL = found.groups @ each_NL
-    tokens, known = means_GL.mean(0), len(means_GL) > 1
-    scale = math.sqrt(len(means_GL))
+    means_GL, enumerated = found.means(each_NL), found.groups is None
+    tokens, errors = means_GL.mean(0), _errors(torch.cat((means_GL, means_GL.sum(1, keepdim=True)), 1), enumerated)
+    passes = len(found.masked) * (config.recursions + 1) + lanes[0].passes
     return Score(
-        log_likelihood=float(tokens.sum()), enumerated=False, tokens=tokens.tolist(),
-        standard_error=float(means_GL.sum(1).std()) / scale if known else None,
-        token_errors=(means_GL.std(0) / scale).tolist() if known else None, **shape,
+        continuation, float(tokens.sum()), errors[-1] if errors else None, enumerated, tokens.tolist(),
+        errors[:-1] if errors else None, len(found.masked), passes * len(lanes),
     )  # fmt: skip
+
+
+def _errors(means_GK: Tensor, enumerated: bool) -> list[float] | None:
+    """The standard errors of means over independent groups; None of a single one."""
+    if enumerated:
+        return [0.0] * means_GK.shape[1]
+    return (means_GK.std(0) / math.sqrt(len(means_GK))).tolist() if len(means_GK) > 1 else None
 
 
 def _lanes(model: DiffusionLM, prompt: list[int], continuation: list[int], config: ScoreConfig) -> list[Lane]:

@@ -25,16 +25,22 @@ class Patterns:
     weight: Tensor
     """[N, L] fp64: what the log probability of a masked token counts."""
     groups: Tensor | None
-    """[G, N] fp64: each group's mean over its draws. None: these are all patterns, weighted by their probability, and
-    the sum over them is the expectation."""
+    """[N] the group of each draw. None: these are all patterns, weighted by their probability, and the sum over them is
+    the expectation."""
+
+    def means(self, values_NL: Tensor) -> Tensor:
+        """[G, L] of each group; of all patterns, the expectation as the only one."""
+        if self.groups is None:
+            return values_NL.sum(0, keepdim=True)
+        size = torch.bincount(self.groups)
+        sums = values_NL.new_zeros(len(size), values_NL.shape[1]).index_add_(0, self.groups, values_NL)
+        return sums / size[:, None]
 
 
 def patterns(sizes: Sequence[int], draws: int, key: int) -> Patterns:
     """Of a text whose blocks have so many tokens, each of which is masked by itself; `key` is what they are drawn by.
     All there are, where these are no more than `draws`: 2^n - 1 of n tokens, so that blocks of 4 take 15."""
-    if max(sizes).bit_length() <= draws.bit_length() and 2 ** max(sizes) - 1 <= draws:
-        return every(sizes)
-    return drawn(sizes, draws, key)
+    return every(sizes) if 2 ** max(sizes) - 1 <= draws else drawn(sizes, draws, key)
 
 
 def every(sizes: Sequence[int]) -> Patterns:
@@ -77,6 +83,4 @@ def drawn(sizes: Sequence[int], draws: int, key: int) -> Patterns:
         masked.append(luck.argsort(1).argsort(1) < masks[:, None])
         weight.append((n / masks.double())[:, None].expand(-1, n))
         before += n
-    means = torch.zeros(count, draws, dtype=torch.float64)
-    means[group, number] = 1 / size[group].double()
-    return Patterns(torch.cat(masked, 1), torch.cat(weight, 1), means)
+    return Patterns(torch.cat(masked, 1), torch.cat(weight, 1), group)

@@ -11,7 +11,7 @@ from rcd.settings import setting, settings
 class ScoreConfig:
     """How a text's likelihood is estimated."""
 
-    draws: int = setting(default=128, ge=1, le=1_000_000)
+    draws: int = setting(default=128, ge=1, le=65536)
     """Sets of masked tokens that are drawn for a text (LLaDA's `mc_num`). Where there are no more sets than that, each
     is computed once instead, and nothing is random."""
     seed: int = setting(default=0, ge=0, le=2**64 - 1)

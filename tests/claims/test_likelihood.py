@@ -138,8 +138,7 @@ class Table:
         for masked, block, weight in zip(parts, self.blocks, found.weight.split(self.sizes, 1), strict=True):
             number = (masked.long() << torch.arange(masked.shape[1])).sum(1) - 1
             out.append(block[number] * weight * masked)
-        assert found.groups is not None
-        return found.groups @ torch.cat(out, 1)
+        return found.means(torch.cat(out, 1))
 
 
 @pytest.fixture(scope="module")
@@ -290,6 +289,20 @@ def test_what_greedy_decoding_gives_is_greedy_and_nothing_else_is(family: str, s
     assert pipeline.score(prompt, ids).greedy is None
 
 
+def test_a_continuation_that_goes_on_behind_an_end_token_is_not_greedy() -> None:
+    """Decoding block by block ends there."""
+    pipeline = exact("sdar", 2, block_length=BLOCK)
+    end, prompt = pipeline.settings.eos_token_ids[0], [5, 9, 13, 2]
+    with torch.no_grad():
+        pipeline.model.head.weight[end] = 20 * pipeline.model.head.weight[end].abs()
+    (ids,) = pipeline.generate(prompt, DecodeConfig(threshold=1.0, max_new_tokens=9)).sequences
+    assert ids[-1] == end and len(ids) < 9
+    asked = ScoreConfig(greedy=True)
+    assert pipeline.score(prompt, ids, asked).greedy
+    assert not pipeline.score(prompt, [*ids, end], asked).greedy
+    assert not pipeline.score(prompt, [*ids, 3], asked).greedy
+
+
 def test_the_greedy_check_is_lladas() -> None:
     """`suffix_greedy_prediction` written out: fill in the surest mask of the whole canvas until none is left."""
     pipeline = exact("llada", 5)
@@ -355,7 +368,7 @@ def test_a_text_longer_than_the_model_reads_is_scored_in_parts() -> None:
         ([1], [2], {"block_length": 4}, "bidirectional"), ([1], [True], {}, "whole numbers"),
         ([1], ["a"], {}, "whole numbers"), ([1], 7, {}, "not int"), (None, [1], {}, "not NoneType"),
         ([1], [2], {"carry": Residual(start="reference"), "recursions": 1}, "without a reference"),
-        ([1], "text", {}, "no tokenizer"),
+        ([1], "text", {}, "no tokenizer"), ([1], [2], {"carry": "loopholing", "recursions": 1}, "oopholing"),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_in_a_sentence(prompt: Any, continuation: Any, settings: dict[str, Any], said: str) -> None:
