@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,12 @@ import torch
 from torch import Tensor
 
 from rcd import blanks, scoring
-from rcd.asking import check_call, is_single, keywords, row_seeds, stop_tokens, with_settings
+from rcd.asking import check_call, keywords, row_seeds, with_settings
 from rcd.carry.base import Carry, describe
-from rcd.data.examples import prompt_ids
 from rcd.decode import simple
 from rcd.decode.config import DecodeConfig, capacity_for
 from rcd.decode.engine import Engine
 from rcd.decode.events import Event, Failed, Finished
-from rcd.decode.filling import split
 from rcd.decode.fused import misfit
 from rcd.decode.handle import Events, Handle, Sink, follow
 from rcd.decode.loop import DecodeLoop, Plan
@@ -46,29 +42,22 @@ from rcd.models.placing import move
 from rcd.models.quantise import Quantisation
 from rcd.models.settings import RCDFile
 from rcd.streaming import check_streamer, streamed
+from rcd.texts import Canvases, Prompt, Prompts, Texts
 
 MOST_ROWS = 128
 """Requests that an engine serves together; more wait for a free row."""
 LEAST_ROWS, LEAST_BYTES = 8, 2**29
 """On a CPU an engine has so many at least, if their cache takes no more than that: other threads may call."""
-Prompt = str | Sequence[int] | Tensor | Sequence[dict[str, str]]
-"""A text, token ids, or chat messages ({"role": ..., "content": ...})."""
-Prompts = Prompt | Sequence[Prompt]
-Canvas = str | Sequence[int] | Tensor
-"""An answer's beginning with masks: a text with `[MASK]` or `[MASK:12]`, or token ids."""
-Canvases = Canvas | Sequence[Canvas | None] | None
 Configs = DecodeConfig | Sequence[DecodeConfig] | None
 Probe = Callable[[Look], None]
 
 
-class Pipeline:
+class Pipeline(Texts):
     """A loaded checkpoint that decodes. Its methods may be called from any number of threads."""
 
     def __init__(self, checkpoint: Checkpoint):
-        self.checkpoint = checkpoint
+        super().__init__(checkpoint)
         self.loop = DecodeLoop()
-        self._words = threading.Lock()
-        """A tokenizer is one thread's at a time."""
 
     def __repr__(self) -> str:
         model, settings = self.model, self.settings
@@ -84,11 +73,6 @@ class Pipeline:
     def model(self) -> DiffusionLM:
         """The network with its facts."""
         return self.checkpoint.model
-
-    @property
-    def tokenizer(self) -> Any | None:
-        """The checkpoint's, if it has one."""
-        return self.checkpoint.tokenizer
 
     @property
     def settings(self) -> ModelSettings:
@@ -188,7 +172,7 @@ class Pipeline:
         if resolved.oracle:
             raise RCDError("oracle=True decodes in `generate` and `stream`; leave it out of `submit`.")
         check_call(self, reference, [list(prompt)], [resolved], probe, [filled])
-        settled = replace(resolved.request, **self._stops(resolved))
+        settled = replace(resolved.request, **self.stops(resolved))
         request = Request(list(prompt), settled, row, watch, probe, filled)
         engine = resolved.engine(self.settings)
         grid = resolved.rounding(self.settings)[1]
@@ -208,42 +192,6 @@ class Pipeline:
 
         places, least = min(max(rows, LEAST_ROWS if small else 1), MOST_ROWS), min(rows, MOST_ROWS)
         return self.loop.submit(request, Plan(key, needed, places, least, size, make), wait=wait, events=events)
-
-    def encode_both(
-        self, prompts: Prompts | None, chat: bool | None, canvas: Canvases
-    ) -> tuple[list[list[int]], list[list[int]]]:
-        """(every prompt, its canvas), as token ids; an empty canvas gives nothing. A prompt with masks ends before the
-        first, and its canvas begins there."""
-        mask = self.settings.mask_token_id
-        if prompts is None:
-            if canvas is None:
-                raise RCDError("there is no prompt; give one, or a canvas that begins with words.")
-            count = 1 if blanks.single(canvas) else len(canvas)
-            both = [split(self.canvas_ids(one), mask) for one in blanks.each(canvas, count)]
-            return [prompt for prompt, _ in both], [rest for _, rest in both]
-        rows = self.encode(prompts, chat)
-        canvases = [[] if one is None else self.canvas_ids(one) for one in blanks.each(canvas, len(rows))]
-        for number, row in enumerate(rows):
-            if mask in row and not canvases[number]:
-                rows[number], canvases[number] = split(row, mask)
-        return rows, canvases
-
-    def canvas_ids(self, canvas: Canvas) -> list[int]:
-        """A canvas as token ids, for `submit`."""
-        if not isinstance(canvas, str):
-            return blanks.token_ids(canvas)
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            raise RCDError("this checkpoint has no tokenizer; give the canvas as token ids.")
-
-        def encode(words: str) -> list[int]:
-            return list(tokenizer(words, add_special_tokens=False)["input_ids"])
-
-        try:
-            with self._words:
-                return blanks.read(canvas, encode, self.settings.mask_token_id, self.settings.context_length)
-        except TypeError as error:
-            raise RCDError("the canvas holds characters that are no Unicode text (lone surrogates?).") from error
 
     def _events(
         self, rows: list[list[int]], canvases: list[list[int]], config: Configs, reference: Pipeline | None,
@@ -283,58 +231,8 @@ class Pipeline:
         """One prompt after another, by the oracle."""
         second = None if reference is None else reference.model
         for number, (row, canvas, one) in enumerate(zip(rows, canvases, configs, strict=True)):
-            one, more = replace(one, **self._stops(one)), dict[str, Any](text=self.decode, canvas=canvas)
+            one, more = replace(one, **self.stops(one)), dict[str, Any](text=self.decode, canvas=canvas)
             yield from simple.decode(self.model, row, one, reference=second, row=number, **more)
-
-    def _stops(self, config: DecodeConfig) -> dict[str, Any]:
-        """A stop string that is a special token, which no text shows, ends the answer as a token."""
-        if not config.stop or self.tokenizer is None:
-            return {}
-        with self._words:
-            return {"stop_ids": stop_tokens(config, self.tokenizer, self.settings.mask_token_id)}
-
-    def encode(self, prompts: Prompts, chat: bool | None = None) -> list[list[int]]:
-        """Every prompt as token ids."""
-        if not isinstance(prompts, Iterable):
-            raise RCDError(f"prompts are texts, lists of token ids or chat messages, not {type(prompts).__name__}.")
-        given: Any = prompts if isinstance(prompts, (str, Sequence)) or hasattr(prompts, "tolist") else list(prompts)
-        return [self._encode(prompt, chat) for prompt in ([given] if is_single(given) else given)]
-
-    def _encode(self, prompt: Any, chat: bool | None) -> list[int]:
-        if hasattr(prompt, "tolist"):  # a tensor or an array
-            prompt = prompt.tolist()
-        if not isinstance(prompt, (str, list, tuple)):
-            raise RCDError(f"a prompt is a text, a list of token ids or chat messages, not {type(prompt).__name__}.")
-        if not isinstance(prompt, str) and not any(isinstance(item, dict) for item in prompt):
-            odd = [item for item in prompt if isinstance(item, bool) or not isinstance(item, Integral)]
-            if odd:
-                raise RCDError(f"token ids are whole numbers, not {odd[0]!r}.")
-            return list(map(int, prompt))
-        if self.tokenizer is None:
-            raise RCDError("this checkpoint has no tokenizer; give the prompt as token ids (--ids).")
-        try:
-            with self._words:
-                ids = prompt_ids([prompt], self.tokenizer, chat)[0]
-            wrapped = bool(getattr(self.tokenizer, "chat_template", None)) if chat is None else chat
-            if self.settings.mask_token_id in ids and (wrapped or not isinstance(prompt, str)):
-                raise RCDError("a chat holds the mask; take it out, or give the answer's masks as the canvas.")
-            return ids
-        except TypeError as error:  # the tokenizer's own word for text that is no Unicode
-            raise RCDError("the prompt holds characters that are no Unicode text (lone surrogates?).") from error
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Token ids as text, special tokens left out; without a tokenizer, the ids themselves."""
-        if self.tokenizer is None:
-            return " ".join(map(str, ids))
-        with self._words:
-            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
-
-    def token_text(self, token: int) -> str | None:
-        """A single token as text, a special one too; None without a tokenizer."""
-        if self.tokenizer is None:
-            return None
-        with self._words:
-            return str(self.tokenizer.decode([token]))
 
     def generation(self, event: Finished, seconds: float) -> Generation:
         """An answer's last event as `generate` gives it back; `seconds` is how long it took."""
