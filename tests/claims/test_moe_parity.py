@@ -55,3 +55,20 @@ def test_decoding_equals_the_originals_generate(
     assert done.ids == until_end(case["output_ids"][: case["gen_length"]], ends)
     if not case["eos_early_stop"]:  # which ends within a block, where we finish it
         assert steps == case["committed_per_step"]
+
+
+@pytest.mark.parametrize("case", cases("llada2_moe", "edit.json"))
+def test_editing_equals_llada21s_generate(originals: dict[str, rcd.Pipeline], case: dict[str, Any]) -> None:
+    """Where the whole last block is decoded, as there, its tokens behind the answer's end are replaced as well: they
+    are seen by the others."""
+    config = rcd.DecodeConfig(
+        max_new_tokens=case["gen_length"],
+        block_length=case["block_length"],
+        commit="joint_threshold",
+        threshold=case["threshold"],
+        edit_threshold=case["editing_threshold"],
+        max_post_steps=case["max_post_steps"],
+        eos_early_stop=False,
+    )
+    done, _ = answer(originals["llada2_moe"], case["prompt_ids"], config)
+    assert done.ids == until_end(case["output_ids"][: case["gen_length"]], [EOS])

@@ -18,8 +18,8 @@ from rcd.models.lm import View
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "parity"
 
 
-def cases(family: str) -> list[Any]:
-    content = json.loads((FIXTURES / family / "decode.json").read_text())
+def cases(family: str, file: str = "decode.json") -> list[Any]:
+    content = json.loads((FIXTURES / family / file).read_text())
     return [pytest.param(case, id=case["name"]) for case in content]
 
 
