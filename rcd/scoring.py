@@ -44,7 +44,10 @@ def pair(
 
 def together(encode: Callable[[str], list[int]], prompt: str, continuation: str) -> tuple[list[int], list[int]]:
     """Two texts that are read as one."""
-    return _parted(encode(prompt.rstrip()), encode(prompt + continuation))
+    start, end = _parted(encode(prompt.rstrip()), encode(prompt + continuation))
+    if continuation.strip() and not end:
+        raise RCDError("the continuation is part of the prompt's last token; begin it with a space, or give token ids.")
+    return start, end
 
 
 def _parted(own: list[int], whole: list[int]) -> tuple[list[int], list[int]]:

@@ -90,6 +90,9 @@ def resolved(config: ScoreConfig, model: ModelSettings, trained: dict[str, Any] 
         block = config.block_length or model.block_length
         if block is None:
             raise RCDError("this checkpoint names no block length; give one with block_length (--block-length).")
+        if block > model.context_length:
+            most = model.context_length
+            raise RCDError(f"a block_length of {block} is more than the model's context of {most}; lower it.")
     elif config.block_length is not None:
         raise RCDError("block_length is for block-causal models, and this one is bidirectional; leave it out.")
     return replace(config, carry=carry, block_length=block)
