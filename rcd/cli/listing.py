@@ -77,7 +77,8 @@ def _first_sentence(kind: str, name: str) -> str:
     part = registry.get(kind, name)
     if kind == "family":
         start = "; causal, the start of an adaptation" if part.causal else ""
-        return f"{part.attention} attention on {part.backbone}{start}"
+        shift = "; outputs predict the next position" if part.shift else ""
+        return f"{part.attention} attention on {part.backbone}{shift}{start}"
     if kind == "task":
         return str(part.about)
     if kind == "recipe":

@@ -31,12 +31,13 @@ from rcd.decode.window import Window
 
 
 def blockwise(terms: Terms, capacity: int) -> Blocks:
-    """One cached block at a time on an absolute grid (SDAR)."""
+    """One cached block at a time on an absolute grid (SDAR, LLaDA2, Fast-dLLM v2)."""
     return Blocks(replace(terms, config=replace(terms.config, blocks_in_flight=1)), capacity)
 
 
 def d2f(terms: Terms, capacity: int) -> Blocks:
-    """Several blocks in flight, block-causal, the finished ones cached (D2F; SDAR, and LLaDA as D2F trains it)."""
+    """Several blocks in flight, block-causal, the finished ones cached (D2F; SDAR, and LLaDA or Dream as D2F trains
+    them)."""
     return Blocks(terms, capacity)
 
 
