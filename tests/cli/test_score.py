@@ -115,7 +115,8 @@ def test_pipes_and_two_processes_give_the_same_records(folder: Path, tmp_path: P
         (("1 2", "3 x", "--ids"), "whole numbers"), (("a", "b", "--carry", "nothing"), "nothing"),
         (("", "fox", "--greedy"), "begins with a prompt"), (("--input", "/no/such", "--output", "y"), "cannot be read"),
         (("the", " fox", "--block-length", "10000"), "more than the model's context"),
-        (("qqq", "qqq"), "the prompt's last token"), (("the", " fox", "--chat"), "no chat template"), (("fox " * 5000, " old"), "more than the"),
+        (("qqq", "qqq"), "the prompt's last token"), (("the", " fox", "--chat"), "no chat template"),
+        (("fox " * 5000, " old"), "more than the"),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_in_a_sentence(folder: Path, args: tuple[str, ...], said: str) -> None:
