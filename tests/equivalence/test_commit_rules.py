@@ -149,3 +149,19 @@ def test_a_row_that_is_used_again_remembers_nothing(window: str, models: dict[st
     assert served.admit(asked(models[family], chosen, PROMPTS[1:2])[0]) is None
     states = served.window.states
     assert len(served.rows.memory) == 2 and not any(bool(each[:states].any()) for each in served.rows.memory)
+
+
+@pytest.mark.parametrize(
+    ("window", "rule"),
+    [("blockwise", "joint_threshold"), ("bidirectional", "klass"), ("dream", "maskgit_plus")],
+)
+def test_a_rules_bookkeeping_asks_nothing_of_the_host(window: str, rule: str, models: dict[str, rcd.Pipeline]) -> None:
+    """It is traced as one graph, in which no value is known; and emits the same tokens."""
+    family, settings = WINDOWS[window]
+    own = {"commit": rule, "temperature": 0.8, "alg_temp": 0.3, "kl_threshold": 5.0, "edit_threshold": 0.2}
+    chosen = config(**{**settings, "carry": "residual", "max_new_tokens": 9, **own, "threshold": 0.3})
+    served = engine(models[family], chosen)
+    served.units.sparse = False  # as on a GPU
+    served.units.compile(backend="eager")
+    want = models[family].generate(PROMPTS[:2], chosen, seeds=[0] * 2).sequences
+    assert ends(served, asked(models[family], chosen, PROMPTS[:2])) == (dict(enumerate(want)), {})
