@@ -24,6 +24,7 @@ from rcd.decode.handle import Events, Handle, Sink, follow
 from rcd.decode.loop import DecodeLoop, Plan
 from rcd.decode.prefixes import Prefixes
 from rcd.decode.probe import Look
+from rcd.decode.remembered import remembered_bytes
 from rcd.decode.requests import Request
 from rcd.decode.slots import cache_bytes
 from rcd.errors import RCDError, one_of
@@ -180,11 +181,14 @@ class Pipeline(Texts):
         needed = capacity_for(needed * engine.grid(self.settings), engine, self.settings)
         second = reference.model if reference is not None and engine.travelling.needs_reference else None
         key = (engine, id(self.model), None if second is None else id(second))
-        small = self.model.device.type == "cpu" and cache_bytes(self.model, LEAST_ROWS, needed) <= LEAST_BYTES
+        least_bytes = cache_bytes(self.model, LEAST_ROWS, needed)
+        least_bytes += remembered_bytes(self.model, engine, LEAST_ROWS, needed)
+        small = self.model.device.type == "cpu" and least_bytes <= LEAST_BYTES
         models = [self.model] * (2 if engine.guidance else 1) + ([] if second is None else [second])
 
         def size(places: int, capacity: int) -> int:
-            return sum(cache_bytes(each, places, capacity) for each in models)
+            remembered = remembered_bytes(self.model, engine, places, capacity)
+            return remembered + sum(cache_bytes(each, places, capacity) for each in models)
 
         def make(places: int, capacity: int, prefixes: Prefixes | None) -> Engine:
             more: Any = dict(reference=second, text=self.decode, prefixes=prefixes)

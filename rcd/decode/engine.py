@@ -27,6 +27,7 @@ from rcd.decode.model import SlotModel
 from rcd.decode.prefixes import Prefixes
 from rcd.decode.probe import Prober
 from rcd.decode.prompts import PIECE_BUDGET, PromptReader, sent
+from rcd.decode.remembered import check_memory
 from rcd.decode.requests import Request, RowReport, Serving, Stats
 from rcd.decode.rows import FRACTIONS, Rows
 from rcd.decode.step import Rules
@@ -78,6 +79,7 @@ class Engine:
         with torch.inference_mode():
             wide = torch.promote_types(model.codebook.dtype, torch.float32)
             cold = carry.cold((states, self.window.unit), model.codebook)
+            check_memory(model, config, rows, capacity)
             memory = rules.remembered(
                 (states, self.window.unit), settings.vocab_size, config.klass_history, model.codebook
             )

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 import rcd
+from rcd.decode import remembered
 from rcd.decode.events import Step
+from rcd.decode.remembered import remembered_bytes
 from tests.equivalence.setups import CARRIES, PROMPTS, WINDOWS, asked, config, ends, engine, looped, same, steps_of
 
 EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -50,9 +52,13 @@ EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+EDITING = {name: one for name, one in WINDOWS.items() if one[1].get("window") != "sub_blocks"}
+"""The windows in which a rule may replace tokens."""
+
+
 @pytest.fixture(scope="module")
 def loops() -> dict[str, rcd.Pipeline]:
-    return {family: looped(family) for family in ("sdar", "llada", "dream")}
+    return {family: looped(family) for family in {family for family, _ in WINDOWS.values()}}
 
 
 @pytest.mark.parametrize("carry", CARRIES)
@@ -61,7 +67,7 @@ def test_at_a_degenerate_setting_a_rule_is_another(
     claim: str, carry: str, models: dict[str, rcd.Pipeline], loops: dict[str, rcd.Pipeline]
 ) -> None:
     """Each claim and carry in one of the windows, in the engine and in the oracle."""
-    windows = list(WINDOWS.values())
+    windows = list(EDITING.values())
     family, settings = windows[(list(EQUAL).index(claim) * 4 + list(CARRIES).index(carry)) % len(windows)]
     pipeline = (loops if carry == "loopholing" else models)[family]
     one, other = (config(**{**settings, "carry": CARRIES[carry], **rule}) for rule in EQUAL[claim])
@@ -82,14 +88,14 @@ def test_an_entropy_bound_of_zero_commits_one_token_a_step(window: str, models: 
         assert int(event.committed.sum()) == 1
 
 
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", EDITING)
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_block_without_masks_goes_on_while_it_is_edited(
     window: str, most: int, models: dict[str, rcd.Pipeline]
 ) -> None:
     """For at most `max_post_steps` steps, and one with nothing to replace is the last; neither the prompt nor a block
     that is finished is touched again."""
-    family, settings = WINDOWS[window]
+    family, settings = EDITING[window]
     rule = {"commit": "joint_threshold", "edit_threshold": 0.05, "max_post_steps": most, "eos_early_stop": False}
     chosen, b = config(**{**settings, "carry": "residual", "temperature": 1.0, **rule, "threshold": 0.2}), 4
     prompt, causal = PROMPTS[0], models[family].settings.attention == "block_causal"
@@ -165,3 +171,21 @@ def test_a_rules_bookkeeping_asks_nothing_of_the_host(window: str, rule: str, mo
     served.units.compile(backend="eager")
     want = models[family].generate(PROMPTS[:2], chosen, seeds=[0] * 2).sequences
     assert ends(served, asked(models[family], chosen, PROMPTS[:2])) == (dict(enumerate(want)), {})
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("scope", ["canvas", "block"])
+def test_what_a_rule_remembers_is_known_beforehand(
+    window: str, scope: str, models: dict[str, rcd.Pipeline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, settings = WINDOWS[window]
+    pipeline = models[family]
+    for rule, some in (("klass", True), ("threshold", False)):
+        chosen = config(**{**settings, "carry": "none", "commit": rule, "carry_scope": scope})
+        served = engine(pipeline, chosen, rows=3)
+        known = remembered_bytes(pipeline.model, served.config, 3, served.capacity)
+        assert known == sum(each.nbytes for each in served.rows.memory) and (known > 0) == some
+    chosen = config(**{**settings, "carry": "none", "commit": "klass"})
+    monkeypatch.setattr(remembered, "free_bytes", lambda device: 1000)
+    with pytest.raises(rcd.RCDError, match=r"what the commit rule klass remembers of 3 rows .* serve fewer rows"):
+        engine(pipeline, chosen, rows=3)
