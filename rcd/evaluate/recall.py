@@ -64,6 +64,8 @@ def of_whole_canvas(pipeline: Pipeline, prompts: Sequence[Sequence[int]], config
     """The same, resolved. Decoding without a carry predicts the current block of a canvas alone, as no other is asked
     for; as a residual of weight 0 it commits the same tokens, and every step predicts the whole canvas."""
     resolved = pipeline.resolve(config, max(map(len, prompts), default=0))
+    if resolved.window == "sub_blocks":
+        raise RCDError("steps of the window sub_blocks predict a part of a block; take the window blockwise.")
     parts = pipeline.settings.attention == "bidirectional" and resolved.block < resolved.new_tokens
     if resolved.travelling.carries or not parts or resolved.window == "d2f":
         return resolved

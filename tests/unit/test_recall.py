@@ -113,3 +113,8 @@ def test_the_table_shows_few_steps_and_always_the_last() -> None:
     found = recall(exact("llada"), [PROMPTS[0]], DecodeConfig(max_new_tokens=60, threshold=1.0), (1, 5))
     text = lines(found)
     assert len(text) <= 18 and int(text[-2].split()[0]) == found["steps"][-1]["step"]
+
+
+def test_recall_of_a_part_of_a_block_is_refused(models: dict[str, Pipeline]) -> None:
+    with pytest.raises(RCDError, match="sub_blocks predict a part of a block; take the window blockwise"):
+        recall(models["sdar"], [[5, 6, 7]], DecodeConfig(window="sub_blocks", max_new_tokens=8))
