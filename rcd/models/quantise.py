@@ -96,20 +96,25 @@ def quantised(weight_NK: Tensor, method: str, dtype: torch.dtype) -> Any:
     if weight_NK.device.type == "cuda":
         return _by_torchao(ao, weight_NK, method, dtype)
     make = _int8 if method == "int8" else _int4
-    return make(ao, weight_NK.detach().float(), dtype)
+    return make(ao, weight_NK.detach(), dtype)
 
 
 def _int8(ao: Any, weight_NK: Tensor, dtype: torch.dtype) -> LowBitLinear:
-    """Symmetric, a scale for every output; rounded to `dtype` before the weights are, so that it adds no error."""
-    scale_N1 = ao.Int8Tensor.from_hp(weight_NK, ao.PerRow()).scale.to(dtype)
-    found = ao.Int8Tensor.from_hp(weight_NK, ao.PerRow(), scale=scale_N1.float())
-    return Int8Linear(found.qdata, scale_N1[:, 0].contiguous())
+    """Symmetric, a scale for every output; rounded to `dtype` before the weights are, so that it adds no error. Some
+    rows at a time, so that no more than these are ever floats several times over."""
+    parts = []
+    for rows in weight_NK.split(TILE):
+        wide = rows.float()
+        scale_N1 = ao.Int8Tensor.from_hp(wide, ao.PerRow()).scale.to(dtype)
+        parts.append((ao.Int8Tensor.from_hp(wide, ao.PerRow(), scale=scale_N1.float()).qdata, scale_N1[:, 0]))
+    q_NK, scale_N = (torch.cat(part) for part in zip(*parts, strict=True))
+    return Int8Linear(q_NK, scale_N)
 
 
 def _int4(ao: Any, weight_NK: Tensor, dtype: torch.dtype) -> LowBitLinear:
     """Asymmetric, a scale and an origin for every group of inputs, fitted to the group's weights. Some rows at a time,
     which stay in a core's cache."""
-    parts = [_fitted(ao, rows) for rows in weight_NK.split(TILE)]
+    parts = [_fitted(ao, rows.float()) for rows in weight_NK.split(TILE)]
     u_NK, scale_NS, origin_NS = (torch.cat(part) for part in zip(*parts, strict=True))
     return Int4Linear(u_NK, scale_NS.to(dtype), origin_NS.to(dtype))
 
