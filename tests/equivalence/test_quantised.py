@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 import rcd
 from rcd.models.filling import quantise_all
 from rcd.models.quantise import Quantisation
 from tests.conftest import exact
+from tests.equivalence import cases, fuzz
 from tests.equivalence.setups import CARRIES, PROMPTS, WINDOWS, config, same
 
 
@@ -54,3 +57,16 @@ def test_a_kept_prefix_changes_nothing() -> None:
         got = pipeline.generate(PROMPTS, chosen)
     assert got.sequences == other.generate(PROMPTS, chosen).sequences
     assert pipeline.loop.prefixes is not None and pipeline.loop.prefixes.found
+
+
+def test_the_fuzz_holds_for_quantised_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = cases.model.__wrapped__
+
+    @cache
+    def quantised(family: str, seed: int, learnt: bool) -> rcd.Pipeline:
+        made: rcd.Pipeline = plain(family, seed, learnt)
+        quantise_all(made.model, Quantisation(("int8", "int4")[seed % 2]))
+        return made
+
+    monkeypatch.setattr(cases, "model", quantised)
+    assert [wrong for wrong in (fuzz.check(seed)[0] for seed in range(10)) if wrong] == []
