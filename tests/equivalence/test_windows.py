@@ -164,11 +164,11 @@ def test_a_reference_in_every_window(models: dict[str, rcd.Pipeline], window: st
 
 
 def test_windows_that_fit(models: dict[str, rcd.Pipeline]) -> None:
-    assert fitting(models["sdar"].settings) == ["blockwise", "d2f"]
+    assert fitting(models["sdar"].settings) == ["blockwise", "d2f", "sub_blocks"]
     assert fitting(models["llada"].settings) == ["bidirectional", "prefix", "dual", "d2f"]
     assert fitting(models["dream"].settings) == ["bidirectional", "prefix", "dual", "d2f"]
     for family, window, match in (
-        ("sdar", "dual", r"'dual' does not fit .* block_causal; take 'blockwise' or 'd2f'\."),
+        ("sdar", "dual", r"'dual' does not fit .* block_causal; take 'blockwise' or 'd2f' or 'sub_blocks'\."),
         ("llada", "blockwise", r"bidirectional; take 'bidirectional' or 'prefix' or 'dual' or 'd2f'\."),
         ("dream", "blockwise", r"bidirectional; take 'bidirectional' or 'prefix' or 'dual' or 'd2f'\."),
     ):

@@ -261,7 +261,7 @@ def test_a_model_is_bundled_and_the_old_one_stays_where_that_fails(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("huggingface_hub.save_torch_state_dict", full)
+    monkeypatch.setattr("rcd.models.writing.save_file", full)
     assert bundle.main([f"sdar-rcd={tmp_path / 'run'}"]) == 2
     assert bundled.folder_of("sdar-rcd") == held
     for entry, cause in (("sdar-rcd", "should be NAME=RUN"), (f"x={tmp_path}", "holds no trained model")):
