@@ -17,14 +17,23 @@ class QueueFull(RCDError):
     """As many requests wait as may; the same may be asked again later."""
 
 
+def told(value: object, most: int = 100) -> str:
+    """A refused value as part of a sentence: no longer than that, and Python writes no number of 4,300 digits."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 def unknown_name(kind: str, name: object, choices: Iterable[str]) -> RCDError:
     """An unknown name of any part: the choices are listed, the nearest is suggested."""
-    return RCDError(f"unknown {kind} {name!r}{_choices(name, choices)}")
+    return RCDError(f"unknown {kind} {told(name)}{_choices(name, choices)}")
 
 
 def no_setting(owner: str, name: object, choices: Iterable[str]) -> RCDError:
     """Such as `carry 'residual' has no setting 'strt' (did you mean 'start'?); choose from: ...`"""
-    return RCDError(f"{owner} has no setting {name!r}{_choices(name, choices)}")
+    return RCDError(f"{owner} has no setting {told(name)}{_choices(name, choices)}")
 
 
 def _choices(name: object, choices: Iterable[str]) -> str:
@@ -49,7 +58,7 @@ def number(name: str, value: Any, *, least: float, most: float = math.inf, why: 
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not (good and least <= value <= most):
         bounds = f"in [{least:g}, {most:g}]" if most < math.inf else f"a number of {least:g} or more"
-        raise RCDError(f"{name} must be {bounds}, not {value!r}{'; ' + why if why else ''}.")
+        raise RCDError(f"{name} must be {bounds}, not {told(value)}{'; ' + why if why else ''}.")
 
 
 def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
@@ -57,7 +66,7 @@ def whole(name: str, value: Any, *, least: int, most: int | None = None) -> int:
     good = isinstance(value, int) and not isinstance(value, bool)
     if not good or value < least or (most is not None and value > most):
         bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise RCDError(f"{name} must be a whole number {bounds}, not {value!r}.")
+        raise RCDError(f"{name} must be a whole number {bounds}, not {told(value)}.")
     return int(value)
 
 

@@ -19,7 +19,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from rcd import registry
 from rcd.documented import Doc, listed, texts_below
-from rcd.errors import RCDError, no_setting, unknown_name
+from rcd.errors import RCDError, no_setting, told, unknown_name
 
 T = TypeVar("T")
 Choices = tuple[Any, ...] | str | None
@@ -82,7 +82,7 @@ class Entry:
         """Why this value is refused."""
         if self.choices is not None and (self.type is str or isinstance(value, str) or not self.must):
             return unknown_name(self.kind, value, map(str, self.choices))
-        return RCDError(f"{self.name} must be {self.bounds}, not {value!r}{'; ' + self.why if self.why else ''}.")
+        return RCDError(f"{self.name} must be {self.bounds}, not {told(value)}{'; ' + self.why if self.why else ''}.")
 
 
 def _whole_bounds(least: float | None, most: float | None) -> str:

@@ -36,7 +36,7 @@ from rcd.decode.terms import Features, Terms
 from rcd.decode.units import Report, Units
 from rcd.decode.window import Window
 from rcd.diffusion.noise import signed
-from rcd.errors import RCDError, out_of_memory, whole
+from rcd.errors import RCDError, first_line, out_of_memory, whole
 from rcd.models.lm import DiffusionLM
 
 
@@ -139,7 +139,14 @@ class Engine:
                 raise RCDError(f"all {self.rows_most} rows are taken; wait until one is free.")
         except RCDError as error:
             return Failed(request.row, str(error))
-        self._enter(row, request, prompt, total)
+        try:
+            self._enter(row, request, prompt, total)
+        except (ArithmeticError, RuntimeError, TypeError, ValueError) as error:  # such as a number that no tensor holds
+            self.drop(row, keep=False)
+            self.rows.leave(row)
+            return Failed(
+                request.row, f"the request could not be written into its row ({first_line(error)}).", cause=error
+            )
         return None
 
     def _enter(self, row: int, request: Request, prompt: list[int], total: int) -> None:

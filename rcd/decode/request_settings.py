@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from rcd.errors import RCDError, whole
+from rcd.errors import RCDError, told, whole
 from rcd.settings import setting, settings
 
 MOST_STOP_IDS = 8
 MOST_STOPS, LONGEST_STOP = 16, 256
 MOST_LOGPROBS = 20
 UNBOUNDED = (
-    "max_new_tokens", "factor", "entropy_bound", "kl_threshold", "edit_threshold", "max_post_steps", "alg_temp",
-    "num_inference_steps", "temperature", "top_k",
+    "max_new_tokens", "factor", "entropy_bound", "kl_threshold", "edit_threshold", "alg_temp", "num_inference_steps",
+    "temperature", "top_k",
 )  # fmt: skip
+"""Settings whose own bounds name no most."""
 MOST = 2**31 - 1
 """Of any number that is written into a tensor."""
 
@@ -21,7 +22,7 @@ def refuse_beyond(settings: object, *names: str) -> None:
     for name in names:
         value = getattr(settings, name)
         if value is not None and value > MOST:
-            raise RCDError(f"{name} is {value} and {MOST} is the most; lower it.")
+            raise RCDError(f"{name} is {told(value)} and {MOST} is the most; lower it.")
 
 
 @settings
@@ -41,7 +42,7 @@ class RequestSettings:
     edit_threshold: float = setting(default=0.5, ge=0, why="1 edits nothing")
     """Of the commit rule `joint_threshold`: a token of the unfinished block is replaced by a prediction that is surer
     than this. 0 replaces wherever the prediction differs, 1 nowhere."""
-    max_post_steps: int = setting(default=16, ge=0)
+    max_post_steps: int = setting(default=16, ge=0, le=256, why="edits may go round in a circle")
     """Of the commit rule `joint_threshold`: at most so many steps of a block without masks, which goes on while tokens
     are replaced."""
     alg_temp: float = setting(default=0.0, ge=0, why="0 takes the best")
@@ -71,9 +72,7 @@ class RequestSettings:
     """Log probabilities of the committed tokens and of so many alternatives of each; None: none."""
 
     def __post_init__(self) -> None:
-        refuse_beyond(
-            self, "max_new_tokens", "factor", "entropy_bound", "alg_temp", "num_inference_steps", "temperature", "top_k"
-        )
+        refuse_beyond(self, *UNBOUNDED)
         if 0 < self.temperature < 1e-3:
             raise RCDError(f"a temperature of {self.temperature} overflows; take 0 (greedy) or 0.001 and more.")
         if 0 < self.alg_temp < 1e-3:

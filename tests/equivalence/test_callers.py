@@ -20,6 +20,7 @@ from rcd.decode.events import Failed, Finished, Step
 from rcd.decode.loop import DecodeLoop
 from rcd.decode.model import before_norm
 from rcd.decode.request_settings import LONGEST_STOP, MOST_STOPS
+from rcd.decode.rows import Rows
 from rcd.decode.units import Units
 from rcd.models.toy import toy, toy_tokenizer
 from tests.conftest import exact
@@ -108,6 +109,28 @@ def test_a_request_that_fails_fails_alone(pipeline: rcd.Pipeline) -> None:
     with pytest.raises(rcd.RCDError, match="positions"):
         pipeline.submit([3] * 5000, CHOSEN)
     same(pipeline.generate(PROMPTS, CHOSEN), want)
+    settled(pipeline)
+
+
+def test_a_request_that_cannot_be_written_into_its_row_fails_alone(
+    pipeline: rcd.Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Rows.enter
+
+    def enter(self: Rows, row: int, *given: Any, **values: Any) -> None:
+        real(self, row, *given, **values)
+        if values["seed"] == 7:
+            raise OverflowError("int too big to convert")
+
+    monkeypatch.setattr(Rows, "enter", enter)
+    want = pipeline.generate(PROMPTS, CHOSEN)
+    handles = [pipeline.submit(prompt, replace(CHOSEN, seed=seed)) for prompt in PROMPTS for seed in (0, 7)]
+    for number, handle in enumerate(handles):
+        if number % 2:
+            with pytest.raises(rcd.RCDError, match="could not be written into its row"):
+                handle.result()
+        else:
+            assert handle.result().ids == want.results[number // 2].ids
     settled(pipeline)
 
 
