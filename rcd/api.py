@@ -103,7 +103,7 @@ class Pipeline(Texts):
             raise RCDError("stop strings are texts, and this checkpoint has no tokenizer; take stop_ids.")
         return resolved
 
-    @keywords
+    @keywords(DecodeConfig)
     def generate(
         self, prompts: Prompts | None = None, config: Configs = None, *, canvas: Canvases = None,
         reference: Pipeline | None = None, generator: torch.Generator | None = None, seeds: Sequence[int] | None = None,
@@ -135,7 +135,7 @@ class Pipeline(Texts):
 
     __call__ = generate
 
-    @keywords
+    @keywords(DecodeConfig)
     def stream(
         self, prompts: Prompts | None = None, config: Configs = None, *, canvas: Canvases = None,
         reference: Pipeline | None = None, generator: torch.Generator | None = None, seeds: Sequence[int] | None = None,
@@ -147,17 +147,20 @@ class Pipeline(Texts):
         config = with_settings(config, settings)
         yield from self._events(rows, canvases, config, reference, generator, seeds, watch=True)
 
+    @keywords(ScoreConfig, gives=Score)
     def score(
         self, prompt: Prompt, continuation: str | Sequence[int] | Tensor, config: ScoreConfig | None = None, *,
-        chat: bool | None = None,
+        chat: bool | None = None, **settings: Any,
     ) -> Score:  # fmt: skip
         """How likely the continuation is behind the prompt, which may be empty: a lower bound of its log likelihood,
-        estimated or, for few tokens a block, computed. `chat`: as in `generate`."""
+        estimated or, for few tokens a block, computed. `config`: a ScoreConfig; its settings may stand here as well,
+        such as `draws=32`. `chat`: as in `generate`."""
+        config = with_settings(config, settings, ScoreConfig, "a likelihood")
         if config is not None and not isinstance(config, ScoreConfig):
             raise RCDError(f"a configuration of likelihoods is a ScoreConfig, not a {type(config).__name__}.")
         return scoring.score(self, *scoring.pair(self, prompt, continuation, chat), config or ScoreConfig())
 
-    @keywords
+    @keywords(DecodeConfig)
     def submit(
         self, prompt: Sequence[int], config: DecodeConfig | None = None, *, canvas: Sequence[int] = (),
         reference: Pipeline | None = None, watch: bool = False, row: int = 0, wait: bool = False, rows: int = 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rcd.api import Pipeline
 
 T = TypeVar("T")
-SETTINGS = frozenset(field.name for field in fields(DecodeConfig))
 
 
 def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Sequence[int] | None = None) -> list[int]:
@@ -40,36 +39,45 @@ def row_seeds(rows: int, seed: int, generator: torch.Generator | None, seeds: Se
     return list(seeds)
 
 
-def with_settings(config: Any, given: Mapping[str, Any]) -> Any:
+def with_settings(config: Any, given: Mapping[str, Any], of: Any = DecodeConfig, owner: str = "decoding") -> Any:
     """A call's configuration (or those of its prompts) with the settings that stand beside it."""
     if not given:
         return config
     if isinstance(config, Sequence):
-        return [with_settings(one, given) for one in config]
-    if config is not None and not isinstance(config, DecodeConfig):
+        return [with_settings(one, given, of, owner) for one in config]
+    if config is not None and not isinstance(config, of):
         return config  # refused where it is resolved
-    plain = DecodeConfig()
+    plain = of()
+    names = {entry.name for entry in entries(of)}
     for name, value in given.items():
-        if name not in SETTINGS:
-            raise unknown_setting(DecodeConfig, name, "decoding")
+        if name not in names:
+            raise unknown_setting(of, name, owner)
         if config is not None and getattr(config, name) != getattr(plain, name):
             old = getattr(config, name)
             raise RCDError(f"{name} stands in the configuration ({old!r}) and beside it ({value!r}); give it once.")
     return replace(config or plain, **given)
 
 
-def keywords(method: Callable[..., T]) -> Callable[..., T]:
-    """A method whose `**settings` are those of decoding: its signature names them, and its help tells what they are."""
-    own = inspect.signature(method)
-    fixed = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
-    kind, found = inspect.Parameter.KEYWORD_ONLY, entries(DecodeConfig)
-    named = [
-        inspect.Parameter(one.name, kind, default=one.default, annotation=one.type | None if one.optional else one.type)
-        for one in found
-    ]
-    method.__signature__ = own.replace(parameters=[*fixed, *named])  # type: ignore[attr-defined]
-    method.__doc__ = f"{inspect.cleandoc(method.__doc__ or '')}\n\n{described(DecodeConfig)}"
-    return method
+def keywords(of: type, gives: type | None = None) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """A method whose `**settings` are those of a class: its signature names them, and its help tells what they are,
+    and what the fields of `gives` are."""
+
+    def wrap(method: Callable[..., T]) -> Callable[..., T]:
+        own = inspect.signature(method)
+        fixed = [one for one in own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        named = [
+            inspect.Parameter(
+                one.name, kind, default=one.default, annotation=one.type | None if one.optional else one.type
+            )
+            for one in entries(of)
+        ]
+        method.__signature__ = own.replace(parameters=[*fixed, *named])  # type: ignore[attr-defined]
+        parts = [inspect.cleandoc(method.__doc__ or ""), described(of)]
+        method.__doc__ = "\n\n".join([*parts, f"{gives.__name__}: {gives.__doc__}"] if gives else parts)
+        return method
+
+    return wrap
 
 
 def check_call(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, overload
 
 from rcd.decode.events import Counted, Counts, TokenLogprob
 from rcd.documented import documented
+from rcd.errors import RCDError
 
 LONG = 60
 """Characters of a text that `repr` shows."""
@@ -76,7 +77,7 @@ class Generation(Counted):
 @documented
 @dataclass(frozen=True)
 class Output:
-    """The answers to a batch, in the order of the prompts."""
+    """The answers to a batch, in the order of the prompts: a sequence of them."""
 
     results: list[Generation]
     """One for every prompt."""
@@ -86,6 +87,26 @@ class Output:
 
     def __repr__(self) -> str:
         return "Output([\n" + "".join(f"  {result!r},\n" for result in self.results) + "])"
+
+    @overload
+    def __getitem__(self, place: int) -> Generation: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Generation]: ...
+    def __getitem__(self, place: int | slice) -> Generation | list[Generation]:
+        return self.results[place]
+
+    def __iter__(self) -> Iterator[Generation]:
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def text(self) -> str:
+        """Of a single prompt."""
+        if len(self.results) != 1:
+            raise RCDError(f"there are {len(self.results)} answers; take `texts`, or `text` of one of them.")
+        return self.results[0].text
 
     @property
     def texts(self) -> list[str]:

@@ -33,6 +33,8 @@ def pair(
     for each in (prompt, continuation):
         if not isinstance(each, (str, list, tuple)):
             raise RCDError(f"a prompt and its continuation are texts or lists of token ids, not {type(each).__name__}.")
+    if not isinstance(continuation, str) and any(isinstance(each, str) for each in continuation):
+        raise RCDError("a score is of one continuation; of several texts, score each by itself.")
     texts, template = isinstance(prompt, str), bool(getattr(pipeline.tokenizer, "chat_template", None))
     if not isinstance(continuation, str):
         end = pipeline.encode([continuation])[0]

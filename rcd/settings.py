@@ -310,11 +310,12 @@ def parse_pairs(cls: Any, pairs: Iterable[str], owner: str | None = None) -> dic
 
 
 def unknown_setting(cls: Any, name: str, owner: str | None = None) -> RCDError:
-    """Why there is no such setting: `cls.REMOVED` says of one that there was what to do instead."""
+    """Why there is no such setting: `cls._instead` may know what to write in its place."""
     owner, names = owner or cls.__name__, [entry.name for entry in entries(cls)]
-    removed: Mapping[str, str] = getattr(cls, "REMOVED", {})
-    if name in removed:
-        return RCDError(f"{owner} has no setting {name!r} any more: {removed[name]}.")
+    instead: Callable[[str], str | None] = getattr(cls, "_instead", lambda _: None)
+    told = instead(name)
+    if told is not None:
+        return RCDError(f"{owner} has no setting {name!r}{told}.")
     return no_setting(owner, name, names) if names else RCDError(f"{owner} has no settings.")
 
 

@@ -96,6 +96,8 @@ class Texts:
             count = 1 if blanks.single(canvas) else len(canvas)
             both = [split(self.canvas_ids(one), mask) for one in blanks.each(canvas, count)]
             return [prompt for prompt, _ in both], [rest for _, rest in both]
+        if isinstance(prompts, (list, tuple)) and not prompts:
+            raise RCDError("there is no prompt; give at least one, which is a text, token ids or chat messages.")
         rows = self.encode(prompts, chat)
         canvases = [[] if one is None else self.canvas_ids(one) for one in blanks.each(canvas, len(rows))]
         for number, row in enumerate(rows):

@@ -259,6 +259,7 @@ def _value(entry: Entry, value: Any) -> Any:
 def _check_names(texts: Iterable[str]) -> None:
     """--set names settings of decoding."""
     from rcd.decode.config import DecodeConfig
+    from rcd.decode.names import instead
     from rcd.settings import entries, unknown_setting
 
     names = [entry.name for entry in entries(DecodeConfig) if entry.name != "carry"]
@@ -266,10 +267,10 @@ def _check_names(texts: Iterable[str]) -> None:
         key = text.partition("=")[0].strip()
         if "=" not in text or not key or key in names:
             continue
-        if key in DecodeConfig.REMOVED:
-            raise unknown_setting(DecodeConfig, key, "decoding")
         if key == "carry" or key in _carry_names():
             value = text.partition("=")[2]
             write = value if key == "carry" else f"trained,{text}"
             raise RCDError(f"{key!r} is told by --carry: --carry {write}.")
+        if instead(key) is not None:
+            raise unknown_setting(DecodeConfig, key, "decoding")
         raise unknown_name("decoding setting", key, names)

@@ -6,12 +6,14 @@ shapes or compiled code belongs to the engine, and an engine is found by it (`De
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from rcd import registry
 from rcd.carry.base import Carry
 from rcd.carry.parse import TRAINED, parse_carry
+from rcd.decode.names import instead
 from rcd.decode.request_settings import RequestSettings, refuse_beyond
 from rcd.diffusion.rule import Rule
 from rcd.errors import RCDError, one_of
@@ -68,7 +70,7 @@ REQUEST = tuple(field.name for field in fields(RequestSettings))
 class DecodeConfig(RequestSettings):
     """The argument names are those of diffusers and transformers where they have one."""
 
-    REMOVED: ClassVar[dict[str, str]] = {"engine": "there is one decoder now; leave it out"}
+    _instead: ClassVar[Callable[[str], str | None]] = staticmethod(instead)
 
     block_length: int | None = setting(default=None, ge=1)
     """None: the checkpoint's own (for LLaDA and Dream, without one: the whole canvas is one block)."""

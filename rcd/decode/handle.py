@@ -35,6 +35,10 @@ class Handle:
         self.done = False
         """Whether its last event is there."""
 
+    def __repr__(self) -> str:
+        state = "done" if self.done else "waiting" if self.admitted is None else "decoding"
+        return f"Handle(request {self.number}, {len(self.request.prompt)} prompt tokens, {state})"
+
     def __iter__(self) -> Iterator[Event]:
         """Steps, if the request wants them, and last a Finished or a Failed, which is told again to whoever asks again.
         Leaving the iteration cancels."""

@@ -54,6 +54,13 @@ class Score:
     greedy: bool | None = None
     """Whether greedy decoding gives this text; None if that was not asked."""
 
+    def __str__(self) -> str:
+        error = "" if self.standard_error is None else f" ± {self.standard_error:.3f}"
+        count = f"{len(self.ids)} token{'s' * (len(self.ids) != 1)}"
+        greedy = {None: "", True: ", greedy", False: ", not greedy"}[self.greedy]
+        known = " (exact bound)" if self.enumerated else error
+        return f"{self.log_likelihood:.3f}{known}, {self.per_token:.3f} a token of {count}{greedy}"
+
     @property
     def per_token(self) -> float:
         return self.log_likelihood / len(self.ids)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 from rcd.carry.base import Carry
 from rcd.carry.parse import TRAINED, parse_carry
 from rcd.settings import setting, settings
@@ -10,6 +13,10 @@ from rcd.settings import setting, settings
 @settings
 class ScoreConfig:
     """How a text's likelihood is estimated."""
+
+    _instead: ClassVar[Callable[[str], str | None]] = staticmethod(
+        {"mc_num": "; here it is draws", "cfg": "; here it is guidance", "cfg_scale": "; here it is guidance"}.get
+    )
 
     draws: int = setting(default=128, ge=1, le=65536)
     """Sets of masked tokens that are drawn for a text (LLaDA's `mc_num`). Where there are no more sets than that, each

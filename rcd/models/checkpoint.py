@@ -219,7 +219,10 @@ def _prepare(
     try:
         backbone_config = spec.backbone_config(config)
     except KeyError as error:
-        raise RCDError(f"config.json of this {spec.name} checkpoint lacks the key {error}.") from error
+        raise RCDError(
+            f"the configuration lacks the key {error}, which {spec.name} checkpoints have; add it, or name the family "
+            "that it is of."
+        ) from error
     if grow and mask is not None:
         backbone_config["vocab_size"] = max(backbone_config["vocab_size"], mask + 1)
     settings = resolve(

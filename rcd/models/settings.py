@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rcd.carry.base import make
-from rcd.errors import RCDError, one_of, whole
+from rcd.errors import RCDError, one_of, unknown_name, whole
 from rcd.models.family import ATTENTIONS, FamilySpec
 from rcd.models.lm import ModelSettings
 
 RCD_JSON = "rcd.json"
 FORMAT = 1
 OVERRIDABLE = ("mask_token_id", "eos_token_ids", "block_length", "attention", "shift")
+LOADING = ("device", "device_map", "dtype", "family", "offload_folder", "quantize", "revision", "tokenizer")
+"""What else `rcd.load` takes, for who misspells it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,8 @@ def resolve(
         return value
 
     for key in overrides:
-        one_of("model setting", key, OVERRIDABLE)
+        if key not in OVERRIDABLE:
+            raise unknown_name("model setting", key, (*OVERRIDABLE, *LOADING))
     attention = first(overrides.get("attention"), rcd.attention, spec.attention)
     one_of("attention", attention, ATTENTIONS)
 

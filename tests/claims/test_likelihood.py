@@ -366,7 +366,7 @@ def test_a_text_longer_than_the_model_reads_is_scored_in_parts() -> None:
         ([125], [1], {}, "the prompt contains the mask"), ([1], [128], {}, "outside the vocabulary"),
         ([1] * 60, [2] * 5, {}, "more than the 64"), ([], [1], {"greedy": True}, "begins with a prompt"),
         ([1], [2], {"block_length": 4}, "bidirectional"), ([1], [True], {}, "whole numbers"),
-        ([1], ["a"], {}, "whole numbers"), ([1], 7, {}, "not int"), (None, [1], {}, "not NoneType"),
+        ([1], ["a"], {}, "score each by itself"), ([1], 7, {}, "not int"), (None, [1], {}, "not NoneType"),
         ([1], [2], {"carry": Residual(start="reference"), "recursions": 1}, "without a reference"),
         ([1], "text", {}, "no tokenizer"), ([1], [2], {"carry": "loopholing", "recursions": 1}, "oopholing"),
     ],
@@ -387,7 +387,7 @@ def test_a_setting_of_a_wrong_kind_is_refused(name: str, value: Any) -> None:
     with pytest.raises(RCDError, match=f"{name}|carry"):
         ScoreConfig(**{name: value})
     with pytest.raises(RCDError, match="ScoreConfig"):
-        exact("llada").score([1], [2], {"draws": 1})  # type: ignore[arg-type]
+        exact("llada").score([1], [2], {"draws": 1})
 
 
 def test_logits_that_are_no_numbers_are_told() -> None:

@@ -108,7 +108,7 @@ def test_without_a_length_as_much_is_decoded_as_fits(family: str) -> None:
 def test_prompts_that_cannot_be_decoded(models: dict[str, rcd.Pipeline]) -> None:
     sdar = models["sdar"]
     cases: list[tuple[Any, str]] = [
-        ([], "the prompt is empty"),
+        ([], "there is no prompt"),
         ([[], [1]], "prompt 0 is empty"),
         ([[1], [500]], "prompt 1 has the token id 500, outside the vocabulary"),
         ([[125, 1]], "the prompt is empty"),

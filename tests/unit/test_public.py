@@ -7,13 +7,16 @@ import dataclasses
 import inspect
 import io
 import pydoc
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import rcd
+from rcd.decode import names
 from rcd.decode.config import DecodeConfig
 from rcd.errors import RCDError
 from rcd.models.toy import toy, toy_tokenizer
@@ -179,3 +182,54 @@ def test_prompts_of_every_sort_are_taken(pipeline: rcd.Pipeline) -> None:
         batch.input_ids,
     ):
         assert pipeline.generate(prompts, max_new_tokens=5).sequences == right
+
+
+def test_names_of_other_projects_are_answered_with_ours() -> None:
+    """The table of docs/decoding.md and the sentences have the same names, each with a setting that there is."""
+    page = (Path(rcd.__file__).parent.parent / "docs" / "decoding.md").read_text()
+    table = page.split("The same settings under other names:")[1].split("\n\n")[1].splitlines()[2:]
+    settings, told = {field.name for field in dataclasses.fields(DecodeConfig)}, set[str]()
+    for ours, theirs in (line.strip("| ").split(" | ") for line in table):
+        own = re.findall(r"(?:^|`)(\w+)", ours)
+        for name in {*re.findall(r"`(\w+)", theirs)} - settings if '="t' not in ours else ():  # rules are values
+            told.add(name)
+            assert any(each in names.ELSEWHERE[name] for each in own), name
+    assert told == {*names.ELSEWHERE}
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({"cfg_scale": 1.0}, "decoding has no setting 'cfg_scale'; here it is guidance."),
+        ({"t_res": 0.9}, "decoding has no setting 't_res'; it is the carry's: carry=\"trained,t_res=...\"."),
+    ]
+    for call, sentence in calls:
+        with pytest.raises(RCDError) as refused:
+            rcd.DecodeConfig(**call)
+        assert str(refused.value) == sentence.replace("decoding", "DecodeConfig")
+
+
+def test_a_score_takes_its_settings_as_keywords_and_can_be_read(pipeline: rcd.Pipeline) -> None:
+    found = pipeline.score(PROMPT, " a red fox", draws=2, seed=3)
+    assert found == pipeline.score(PROMPT, " a red fox", rcd.ScoreConfig(draws=2, seed=3))
+    assert str(found).startswith(f"{found.log_likelihood:.3f}, ") and str(found).endswith("a token of 3 tokens")
+    text = inspect.getdoc(pipeline.score) or ""
+    assert "    draws: a whole number" in text and "    log_likelihood: float" in text
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({"mc_num": 4}, "a likelihood has no setting 'mc_num'; here it is draws"),
+        ({"drws": 4}, "did you mean 'draws'"),
+    ]
+    for wrong, sentence in calls:
+        with pytest.raises(RCDError, match=sentence):
+            pipeline.score(PROMPT, " a red fox", **wrong)
+    with pytest.raises(RCDError, match="of several texts, score each by itself"):
+        pipeline.score(PROMPT, [" a red fox", " a fox"])
+
+
+def test_an_output_is_a_sequence_of_answers(pipeline: rcd.Pipeline) -> None:
+    one, two = (pipeline.generate(prompts, max_new_tokens=3) for prompts in (PROMPT, [PROMPT, PROMPT]))
+    assert one.text == one[0].text == str(one) and list(two) == two.results == two[:] and len(two) == 2
+    with pytest.raises(RCDError, match="there are 2 answers"):
+        _ = two.text
+
+
+def test_a_handle_tells_how_far_it_is(pipeline: rcd.Pipeline) -> None:
+    handle = pipeline.submit(ids := pipeline.encode(PROMPT)[0], max_new_tokens=3)
+    handle.result()
+    assert repr(handle).endswith(f"{len(ids)} prompt tokens, done)")
