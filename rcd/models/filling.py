@@ -79,6 +79,8 @@ class Filling:
         family = self.model.spec.name
         if name not in self.layout:
             raise RCDError(f"{self.path} holds the tensor {name}, which the family {family} does not have.")
+        if name in self.stored:  # a part that comes twice would stand for one that never came
+            raise RCDError(f"{self.path} holds the tensor {name} twice; download the checkpoint again.")
         expected, shape = shape_of(self.layout[name]), tuple(tensor.shape)
         grows = self.grow and self.layout[name][0].name in (CODEBOOK, HEAD)
         if shape != expected and not (grows and shape[1:] == expected[1:] and shape[0] <= expected[0]):

@@ -99,6 +99,29 @@ def test_a_tensor_too_few_too_many_or_of_the_wrong_shape(folder: Path) -> None:
     refused(r"model.norm.weight .* shape \[3\]", folder)
 
 
+@pytest.mark.parametrize(
+    ("family", "twice", "last"),
+    [
+        ("sdar", "model.norm.weight", "model.layers.1.mlp.up_proj.weight"),
+        *(
+            (family, "model.layers.1.mlp.experts.0.up_proj.weight", "model.layers.1.mlp.experts.7.up_proj.weight")
+            for family in ("sdar_moe", "llada2_moe")
+        ),
+    ],
+)
+def test_a_tensor_that_two_shards_hold_is_named(family: str, twice: str, last: str, tmp_path: Path) -> None:
+    """Else the expert that came twice would be counted for the one that is still to come."""
+    rcd.Pipeline(toy(family)).save(tmp_path / "model")
+    state = load_file(tmp_path / "model" / "model.safetensors")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    parts = {"a": state.keys() - {last}, "b": {twice}, "c": {last}}
+    for file, names in parts.items():
+        save_file({name: state[name].clone() for name in names}, tmp_path / "model" / f"{file}.safetensors")
+    listed = {name: f"{file}.safetensors" for file, names in parts.items() for name in names}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": listed}))
+    refused(f"holds the tensor {twice} twice", tmp_path / "model")
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_nan_or_inf_weights_are_named(folder: Path, bad: float) -> None:
     path = folder / "model.safetensors"
