@@ -19,6 +19,8 @@ GROUP = 32
 """Weights of four bits that share a scale and an origin."""
 FEW = 16
 """Tokens up to which torch's own kernel for eight bits and bf16 is faster than tiles: it reads a byte a weight."""
+WHOLE = 16
+"""Inputs that it reads at a time, past the end of a row and of its memory where they are not a multiple of it."""
 
 
 class LowBitLinear(nn.Module):
@@ -63,7 +65,8 @@ class Int8Linear(LowBitLinear):
         self.register_buffer("scale", scale_N)
 
     def _product(self, x_MK: Tensor) -> Tensor:
-        if x_MK.dtype == torch.bfloat16 and len(x_MK) <= FEW and x_MK.device.type == "cpu":
+        few = len(x_MK) <= FEW and self.in_features % WHOLE == 0
+        if few and x_MK.dtype == torch.bfloat16 and x_MK.device.type == "cpu":
             return torch._weight_int8pack_mm(x_MK.contiguous(), self.q, self.scale)
         out = x_MK.new_empty(len(x_MK), self.out_features)
         for start in range(0, self.out_features, TILE):

@@ -54,6 +54,28 @@ def test_a_product_is_that_with_the_floats_that_the_layer_tells(
     assert layer(x.view(2, -1, shape[1])).shape == (2, 20, shape[0])
 
 
+@pytest.mark.parametrize("inputs", [*range(33, 41), 48])
+def test_torchs_kernel_for_eight_bits_gets_no_shape_that_it_reads_past_the_end_of(
+    inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With inputs that are no multiple of 16 it takes the bytes behind the matrix for weights, or crashes."""
+    kernel, given = torch._weight_int8pack_mm, []
+
+    def checked(x_MK: torch.Tensor, q_NK: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+        given.append(x_MK.shape[1])
+        assert x_MK.shape[1] % 16 == 0
+        return kernel(x_MK, q_NK, scale_N)
+
+    monkeypatch.setattr(torch, "_weight_int8pack_mm", checked)
+    for outputs in (1, 32, 35, 64, 101):
+        layer = quantised(matrix(outputs, inputs), "int8", torch.bfloat16)
+        for tokens in range(1, FEW + 1):
+            x = matrix(tokens, inputs, seed=1).to(torch.bfloat16)
+            want = x.double() @ layer.floats().double().t()
+            assert (layer(x).double() - want).norm() / want.norm() < 0.02, (outputs, tokens)
+    assert bool(given) == (inputs == 48)
+
+
 def test_torchaos_own_layers_give_our_product_and_are_not_taken_for_plain_ones() -> None:
     """Those that a GPU takes; of eight bits, which run on a CPU as well."""
     weight, x = matrix(96, 64), matrix(5, 64, seed=1)
