@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback
-from rcd.residual.context import soft_embedding, wide
+from rcd.residual.context import wide
+from rcd.residual.distribution import Distribution
 from rcd.settings import setting, settings
 
 
@@ -44,7 +45,7 @@ class IterSmooth(SoftFeedback):
         added = embeds_BLD.to(dtype) + state.alpha.unsqueeze(-1) * state.delta.to(dtype)
         return torch.where(where_BL.unsqueeze(-1), added.to(embeds_BLD.dtype), embeds_BLD)
 
-    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
+    def feedback(self, state: ResidualState, predicted: Distribution, codebook_VD: Tensor) -> ResidualState:
         assert isinstance(state, SmoothState)
         weight = (self.start + self.growth * state.steps).clamp(max=self.most)
-        return SmoothState(weight, soft_embedding(p_BLV, codebook_VD), state.steps + 1)
+        return SmoothState(weight, predicted.mixed(predicted.p, codebook_VD), state.steps + 1)

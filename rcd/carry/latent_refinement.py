@@ -8,7 +8,7 @@ from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback
 from rcd.diffusion.sampling import filter_top_p
 from rcd.residual.alpha import normalised_entropy
-from rcd.residual.context import soft_embedding
+from rcd.residual.distribution import Distribution
 from rcd.settings import setting, settings
 
 
@@ -27,6 +27,8 @@ class LatentRefinement(SoftFeedback):
     def strongest(self) -> float:
         return self.weight
 
-    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
-        nucleus = filter_top_p(p_BLV.log(), self.top_p).softmax(-1)
-        return ResidualState(self.weight * (1.0 - normalised_entropy(p_BLV)), soft_embedding(nucleus, codebook_VD))
+    def feedback(self, state: ResidualState, predicted: Distribution, codebook_VD: Tensor) -> ResidualState:
+        nucleus = filter_top_p(predicted.p.log(), self.top_p).softmax(-1)
+        return ResidualState(
+            self.weight * (1.0 - normalised_entropy(predicted.p)), predicted.mixed(nucleus, codebook_VD)
+        )

@@ -33,10 +33,10 @@ class SoftFeedback(Carry):
     def update(
         self, state: ResidualState, predicted: Distribution, hidden_BLD: Tensor, codebook_VD: Tensor
     ) -> ResidualState:
-        return self.feedback(state, predicted.p, codebook_VD)
+        return self.feedback(state, predicted, codebook_VD)
 
     @abstractmethod
-    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
+    def feedback(self, state: ResidualState, predicted: Distribution, codebook_VD: Tensor) -> ResidualState:
         """alpha and delta of a prediction, behind the state that it was made with."""
 
 
@@ -48,5 +48,6 @@ def top_k(p_BLV: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def embedding_of(share_BLK: Tensor, token_BLK: Tensor, codebook_VD: Tensor) -> Tensor:
-    """The expected embedding, in the codebook's dtype."""
-    return (share_BLK.to(codebook_VD.dtype).unsqueeze(-2) @ codebook_VD[token_BLK]).squeeze(-2)
+    """The expected embedding, in the codebook's dtype. A sum, not a product of matrices, whose last digits would depend
+    on how many positions there are."""
+    return (share_BLK.to(codebook_VD.dtype).unsqueeze(-1) * codebook_VD[token_BLK]).sum(-2)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback, embedding_of, top_k
+from rcd.residual.distribution import Distribution
 from rcd.settings import setting, settings
 
 
@@ -28,8 +29,9 @@ class SoftMask(SoftFeedback):
     def strongest(self) -> float:
         return self.scale
 
-    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
-        entropy = torch.special.entr(p_BLV).sum(-1)
-        weight = self.scale * torch.sigmoid(self.steepness * (-entropy - self.centre))
-        _, share, token = top_k(p_BLV, self.top_k)
+    def feedback(self, state: ResidualState, predicted: Distribution, codebook_VD: Tensor) -> ResidualState:
+        entropy = torch.special.entr(predicted.p).sum(-1)
+        # a sigmoid; torch.sigmoid's last digits depend on where in its tensor a number stands
+        weight = self.scale / (1.0 + (self.steepness * (entropy + self.centre)).exp())
+        _, share, token = top_k(predicted.p, self.top_k)
         return ResidualState(weight, embedding_of(share, token, codebook_VD))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from rcd.carry.residual import ResidualState
 from rcd.carry.soft import SoftFeedback, embedding_of, top_k
 from rcd.residual.context import interpolate, wide
+from rcd.residual.distribution import Distribution
 from rcd.settings import setting, settings
 
 
@@ -52,7 +53,7 @@ class TokenMerge(SoftFeedback):
         scaled = (mixed.to(dtype) * factor.unsqueeze(-1)).to(embeds_BLD.dtype)
         return torch.where((where_BL & (state.alpha > 0)).unsqueeze(-1), scaled, mixed)
 
-    def feedback(self, state: ResidualState, p_BLV: Tensor, codebook_VD: Tensor) -> ResidualState:
-        mass, share, token = top_k(p_BLV, self.top_k)
+    def feedback(self, state: ResidualState, predicted: Distribution, codebook_VD: Tensor) -> ResidualState:
+        mass, share, token = top_k(predicted.p, self.top_k)
         norm = (share * codebook_VD[token].to(wide(codebook_VD)).norm(dim=-1)).sum(-1)
         return MergedState(self.weight * mass, embedding_of(share, token, codebook_VD), norm)

@@ -59,6 +59,11 @@ class Distribution:
         """The expected embedding (Eq. 1), [B, L, D]."""
         return soft_embedding(self.p, codebook_VD)
 
+    def mixed(self, weight_BLV: Tensor, codebook_VD: Tensor) -> Tensor:
+        """The embedding that other weights than p expect [B, L, D], computed as an expectation is: where no bit may
+        depend on how many others there are, so many at a time."""
+        return soft_embedding(weight_BLV, codebook_VD)
+
     def at(self, temperature: float) -> Distribution:
         """The same logits at another temperature (T_res, Sec. 3.3)."""
         return self if temperature == self.temperature else Distribution(self.logits, temperature)

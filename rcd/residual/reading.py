@@ -121,6 +121,30 @@ class Small(Distribution):
         found = product_by(self._counts, self._mass.to(kind), codebook_VD.t())
         return (found / self._total.unsqueeze(-1)).to(kind)
 
+    def mixed(self, weight_BLV: Tensor, codebook_VD: Tensor) -> Tensor:
+        if self._counts is None:
+            return super().mixed(weight_BLV, codebook_VD)
+        return product_by(self._counts, weight_BLV.to(codebook_VD.dtype), codebook_VD.t())
+
+    def at(self, temperature: float) -> Distribution:
+        if self._counts is None or temperature == 1.0:
+            return super().at(temperature)
+        return Counted(self.logits, temperature, self._counts)
+
+
+class Counted(Distribution):
+    """At another temperature, where products are of so many rows at a time."""
+
+    def __init__(self, logits_BLV: Tensor, temperature: float, counts: list[int]):
+        super().__init__(logits_BLV, temperature)
+        self._counts = counts
+
+    def expectation(self, codebook_VD: Tensor) -> Tensor:
+        return self.mixed(self.p, codebook_VD)
+
+    def mixed(self, weight_BLV: Tensor, codebook_VD: Tensor) -> Tensor:
+        return product_by(self._counts, weight_BLV.to(codebook_VD.dtype), codebook_VD.t())
+
 
 class Chunked(Distribution):
     """A distribution of which p itself, an array of the vocabulary's size, is not computed unless it is asked for."""
@@ -174,10 +198,7 @@ class Chunked(Distribution):
     def expectation(self, codebook_VD: Tensor) -> Tensor:
         known, shape = self.how.known, self.logits.shape[:-1]
         if known is None or self.read.squares is None:
-            if not self.how.row_by_row:
-                return super().expectation(codebook_VD)
-            p = self.p.to(codebook_VD.dtype).flatten(0, -2)
-            return torch.stack([row @ codebook_VD for row in p]).view(*shape, -1)
+            return self.mixed(self.p, codebook_VD)
         hidden = None if self.hidden is None else self.hidden.flatten(0, -2)
         found, counts = delta(
             self.flat, self.read, codebook_VD, known, hidden, self.temperature, row_by_row=self.how.row_by_row
@@ -185,6 +206,12 @@ class Chunked(Distribution):
         self.counts.add(counts)
         self.how.counts.add(counts)
         return found.view(*shape, found.shape[-1])
+
+    def mixed(self, weight_BLV: Tensor, codebook_VD: Tensor) -> Tensor:
+        if not self.how.row_by_row:
+            return super().mixed(weight_BLV, codebook_VD)
+        rows = weight_BLV.to(codebook_VD.dtype).flatten(0, -2)
+        return torch.stack([row @ codebook_VD for row in rows]).view(*weight_BLV.shape[:-1], -1)
 
     def _shaped(self, value_P: Tensor) -> Tensor:
         return value_P.view(self.logits.shape[:-1])

@@ -68,7 +68,7 @@ def test_soft_mask_falls_with_the_entropy() -> None:
     torch.testing.assert_close(after(carry), (1 - weight) * MASK + weight * soft)
     before = ResidualState(torch.zeros(1, 1), torch.zeros(1, 1, E.shape[1]))
     ends = (torch.eye(V)[0], torch.full((V,), 1 / V))
-    sure, unsure = (carry.feedback(before, p[None, None], E).alpha.item() for p in ends)
+    sure, unsure = (carry.feedback(before, Distribution(p.log()[None, None]), E).alpha.item() for p in ends)
     assert sure > weight > unsure
 
 

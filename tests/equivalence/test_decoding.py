@@ -144,9 +144,22 @@ def test_a_ragged_batch_equals_its_rows_one_by_one(loops: dict[str, rcd.Pipeline
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("window", WINDOWS)
 def test_in_fp32_a_batch_invariant_row_is_the_same_to_the_last_bit(window: str) -> None:
+    to_the_last_bit(window, "residual")
+
+
+@pytest.mark.parametrize("window", ["blockwise", "prefix"])
+@pytest.mark.parametrize(
+    "carry",
+    ["residual,t_res=0.5,t_res_on=both", "iter_smooth", "soft_mask", "token_merge,top_k=3", "latent_refinement"],
+)
+def test_in_fp32_so_it_is_with_every_embedding_that_is_carried(window: str, carry: str) -> None:
+    to_the_last_bit(window, carry)
+
+
+def to_the_last_bit(window: str, carry: str) -> None:
     family, settings = WINDOWS[window]
     pipeline = rcd.Pipeline(toy(family, seed=3, spread=6.0))
-    chosen = config(**{**settings, "carry": "residual", "batch_invariant": True, "logprobs": 2})
+    chosen = config(**{**settings, "carry": carry, "batch_invariant": True, "logprobs": 2})
     chosen = replace(chosen, max_new_tokens=12)
     many = [replace(chosen, temperature=0.8 * (row % 2), max_new_tokens=12 - row) for row in range(len(PROMPTS))]
 
