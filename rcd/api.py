@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rcd import blanks, scoring
+from rcd import scoring
 from rcd.asking import check_call, keywords, row_seeds, with_settings
 from rcd.carry.base import Carry, describe
 from rcd.decode import simple
@@ -43,7 +43,7 @@ from rcd.models.placing import move
 from rcd.models.quantise import Quantisation
 from rcd.models.settings import RCDFile
 from rcd.streaming import check_streamer, streamed
-from rcd.texts import Canvases, Prompt, Prompts, Texts
+from rcd.texts import Canvas, Canvases, Prompt, Prompts, Texts
 
 MOST_ROWS = 128
 """Requests that an engine serves together; more wait for a free row."""
@@ -162,16 +162,16 @@ class Pipeline(Texts):
 
     @keywords(DecodeConfig)
     def submit(
-        self, prompt: Sequence[int], config: DecodeConfig | None = None, *, canvas: Sequence[int] = (),
+        self, prompt: Sequence[int], config: DecodeConfig | None = None, *, canvas: Canvas = (),
         reference: Pipeline | None = None, watch: bool = False, row: int = 0, wait: bool = False, rows: int = 1,
         events: Sink | None = None, probe: Probe | None = None, **settings: Any,
     ) -> Handle:  # fmt: skip
         """Queue one prompt, as token ids, and return at once: the handle has its events, its result and a way to cancel
-        it. A full queue refuses, or with `wait` is waited for. `canvas`: token ids, as `canvas_ids` makes them. `rows`:
-        how many requests are to come. `events` hears what the handle would tell."""
+        it. A full queue refuses, or with `wait` is waited for. `canvas`: a text with masks, or token ids. `rows`: how
+        many requests are to come. `events` hears what the handle would tell."""
         if not isinstance(prompt, Sequence):
             raise RCDError(f"submit takes a list of token ids, not a {type(prompt).__name__}; `encode` makes one.")
-        filled = blanks.token_ids(canvas)
+        filled = self.canvas_ids(canvas)
         resolved = self.resolve(with_settings(config, settings), len(prompt), len(filled))
         if resolved.oracle:
             raise RCDError("oracle=True decodes in `generate` and `stream`; leave it out of `submit`.")

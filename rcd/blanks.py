@@ -3,38 +3,107 @@ r"""Canvases as callers write them: a text with `[MASK]` or `[MASK:12]` where to
     The capital is [MASK:3], on the [MASK].       \[MASK] is the text itself
 
 One space directly before a mask is left out: in most tokenizers a word begins with its space, so that the first token
-that is filled in brings it.
+that is filled in brings it. Words behind a mask are encoded as the continuation of a text, not as its beginning.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from numbers import Integral, Real
 from typing import Any
 
 from rcd.errors import RCDError
 
 MASK = re.compile(r"(\\?)\[MASK(?::([^\[\]]*))?\]")
+ANCHORS = ("\n", "a", "1", ")")
+"""Texts behind which words may be encoded as a continuation; none suits all tokenizers and all words."""
+Encode = Callable[[str, bool], list[int]]
+"""Words as token ids; True: they stand behind a mask."""
 
 
-def read(text: str, encode: Callable[[str], list[int]], mask: int, most: int) -> list[int]:
-    """A text with masks as token ids, at most so many; `encode` knows the words."""
-    ids: list[int] = []
+def parts(text: str) -> Iterator[str | int]:
+    """The words of a text, and numbers of masks between them."""
     words, at = "", 0
     for found in MASK.finditer(text):
         words, at = words + text[at : found.start()], found.end()
         if found[1]:
             words += found[0][1:]
             continue
-        words = words.removesuffix(" ")
-        count = _count(found)
-        if len(ids) + count > most:
-            raise RCDError(f"the canvas has more than {most} tokens, the most there is room for; shorten it.")
-        ids += [*(encode(words) if words else ()), *[mask] * count]
+        if words := words.removesuffix(" "):
+            yield words
+        yield _count(found)
         words = ""
-    words += text[at:]
-    return [*ids, *(encode(words) if words else ())]
+    if words := words + text[at:]:
+        yield words
+
+
+def read(text: str, encode: Encode, mask: int, most: int) -> list[int]:
+    """A text with masks as token ids, at most so many; `encode` knows the words."""
+    ids: list[int] = []
+    behind = False
+    for part in parts(text):
+        if isinstance(part, int):
+            if len(ids) + part > most:
+                raise RCDError(f"the canvas has more than {most} tokens, the most there is room for; shorten it.")
+            ids += [mask] * part
+            behind = True
+        else:
+            ids += encode(part, behind)
+    return ids
+
+
+class Spelling:
+    """A tokenizer for words that begin a text, and for those that continue one.
+
+    behind a mask   ". is"   as a text of its own   ▁ . ▁is      as a continuation   . ▁is
+    """
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._unknown = getattr(tokenizer, "unk_token_id", None)
+        self._anchors = [(text, ids) for text in ANCHORS if (ids := self._ids(text)) and self._unknown not in ids]
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def __call__(self, words: str, behind: bool) -> list[int]:
+        return self.placed(words, behind)[1]
+
+    def placed(self, words: str, behind: bool) -> tuple[str, list[int]]:
+        """(what is put before the words, their ids). It is the first that the words leave as it is, that keeps them
+        known, and with which they are decoded as they were written; else the first that keeps them known."""
+        alone = "", self._ids(words)
+        if not behind:
+            return alone
+        known: list[tuple[str, list[int]]] = []
+        apart: list[tuple[str, list[int]]] = []
+        for anchor, before in self._anchors:
+            whole = self._ids(anchor + words)
+            if whole[: len(before)] != before:
+                continue
+            found = anchor, whole[len(before) :]
+            apart.append(found)
+            if self._unknown in found[1]:
+                continue
+            known.append(found)
+            if self._text(whole) == self._text(before) + words:
+                return found
+        if self._unknown not in alone[1]:
+            known.append(alone)
+        return next(iter([*known, *apart]), alone)
+
+    def _text(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def contexts(self, text: str) -> list[str]:
+        """The words of a canvas, each with what it is encoded behind."""
+        found, behind = [], False
+        for part in parts(text):
+            if isinstance(part, str):
+                found.append(self.placed(part, behind)[0] + part)
+            behind |= isinstance(part, int)
+        return found
 
 
 def _count(found: re.Match[str]) -> int:

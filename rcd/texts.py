@@ -88,7 +88,7 @@ class Texts:
         self, prompts: Prompts | None, chat: bool | None, canvas: Canvases
     ) -> tuple[list[list[int]], list[list[int]]]:
         """(every prompt, its canvas), as token ids; an empty canvas gives nothing. A prompt with masks ends before the
-        first, and its canvas begins there."""
+        first, and its canvas begins there. Without a prompt, or with an empty one, the canvas's first words are it."""
         mask = self._mask
         if prompts is None:
             if canvas is None:
@@ -103,22 +103,21 @@ class Texts:
         for number, row in enumerate(rows):
             if mask in row and not canvases[number]:
                 rows[number], canvases[number] = split(row, mask)
+            elif not row:
+                rows[number], canvases[number] = split(canvases[number], mask)
         return rows, canvases
 
     def canvas_ids(self, canvas: Canvas) -> list[int]:
-        """A canvas as token ids, for `submit`."""
+        """A canvas as token ids."""
         if not isinstance(canvas, str):
             return blanks.token_ids(canvas)
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise RCDError("this checkpoint has no tokenizer; give the canvas as token ids.")
-
-        def encode(words: str) -> list[int]:
-            return list(tokenizer(words, add_special_tokens=False)["input_ids"])
-
         try:
             with self._words:
-                return blanks.read(canvas, encode, self._mask, self.checkpoint.model.settings.context_length)
+                most = self.checkpoint.model.settings.context_length
+                return blanks.read(canvas, blanks.Spelling(tokenizer), self._mask, most)
         except TypeError as error:
             raise RCDError("the canvas holds characters that are no Unicode text (lone surrogates?).") from error
 

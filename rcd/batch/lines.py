@@ -36,7 +36,7 @@ class Line:
     number: int
     """From 1, blank lines counted."""
     prompt: Any
-    """A text, chat messages or token ids."""
+    """A text, chat messages or token ids; None: the first words of the canvas."""
     settings: dict[str, Any] = field(default_factory=dict)
     canvas: Any = None
     """A text or token ids, where tokens of the answer are given."""
@@ -81,7 +81,8 @@ def repeatable(value: Any) -> Any:
 
 def parse(number: int, row: dict[str, Any]) -> Line:
     """The prompt of a line and its settings."""
-    prompt = prompt_of(row)
+    alone = row.get("canvas") and all(row.get(name) in (None, "", []) for name in PROMPTS)
+    prompt = None if alone else prompt_of(row)
     for name in row:
         if name in ENGINES:
             raise RCDError(f"{name} is a setting of all lines; give it on the command line.")
@@ -128,10 +129,11 @@ def job(pipeline: Pipeline, line: Line, config: DecodeConfig, chat: bool | None)
     """The line as decoding takes it. A line draws by the run's seed and its own number, or by its own seed."""
     own = {"seed": (config.seed + line.number - 1) % 2**64, **line.settings}
     asked = replace(config, **own)
-    if not line.prompt:
+    if line.prompt is not None and not line.prompt:
         raise RCDError("its prompt is empty.")
     told = chat if isinstance(line.prompt, str) else None
-    (ids,), (canvas,) = pipeline.encode_both([line.prompt], told, [line.canvas])
+    prompts = None if line.prompt is None else [line.prompt]
+    (ids,), (canvas,) = pipeline.encode_both(prompts, told, [line.canvas])
     return Job(line.number, ids, settle(pipeline, asked, len(ids), exact=True, canvas=len(canvas)), canvas)
 
 

@@ -109,7 +109,8 @@ def generate(
     chosen, idle = decoding.chosen(carry, pipeline.checkpoint.rcd.carry)
     layout: Any = canvas
     if ids and canvas is not None:
-        layout = blanks.read(canvas, parse_ids, pipeline.settings.mask_token_id, pipeline.settings.context_length)
+        facts = pipeline.settings
+        layout = blanks.read(canvas, lambda ids, _: parse_ids(ids), facts.mask_token_id, facts.context_length)
     encoded, canvases = pipeline.encode_both(tokens if tokens is not None else question, chat, layout)
     config = pipeline.resolve(replace(asked, carry=chosen), len(encoded[0]), len(canvases[0]))
     note_model(model, pipeline, config.window)
@@ -118,8 +119,7 @@ def generate(
     if second is not None and not config.travelling.needs_reference:
         note("--reference: no effect without --start reference or --source reference")
     if not ids:
-        words = [blanks.MASK.sub(" ", text) for text in (question, canvas) if text is not None]
-        note_unknown(unknown_words(words, pipeline.tokenizer), "the answer may be nonsense")
+        _note_words(question, canvas, pipeline.tokenizer)
 
     if as_json:
         result = pipeline.generate(encoded, config, reference=second, canvas=canvases).results[0]
@@ -134,12 +134,23 @@ def generate(
     began = time.perf_counter()
     events = pipeline.stream(encoded, config, reference=second, canvas=canvases)
     try:
-        done = follow(pipeline, events, most=config.travelling.strongest, canvas=canvases[0])
+        before = encoded[0] if question is None else ()
+        done = follow(pipeline, events, most=config.travelling.strongest, canvas=canvases[0], before=before)
     except Stopped as stopped:
         raise opt.Interrupted(stopped.told) from stopped
     result = pipeline.generation(done, time.perf_counter() - began)
     note_empty(result)
     print(summary(result), file=sys.stderr)
+
+
+def _note_words(question: str | None, canvas: str | None, tokenizer: Any) -> None:
+    """What the model cannot know of what it is asked."""
+    words = [] if question is None else [question]
+    if question is not None and any(not found[1] for found in blanks.MASK.finditer(question)):
+        note("[MASK] in a prompt is text like any other; give masks with --canvas")
+    if canvas is not None:
+        words += blanks.Spelling(tokenizer).contexts(canvas)
+    note_unknown(unknown_words(words, tokenizer), "the answer may be nonsense")
 
 
 def _batch_files(

@@ -184,10 +184,11 @@ def _apart(before: str, text: str) -> str:
 
 def follow(
     pipeline: Pipeline, events: Iterator[Event], console: Console | None = None, most: float = 1.0,
-    canvas: Sequence[int] = (),
+    canvas: Sequence[int] = (), before: Sequence[int] = (),
 ) -> Finished:  # fmt: skip
     """Show the events of one prompt as they come (nothing where the output is no terminal), and print its text; returns
-    the last. `most` is the alpha of the darkest shade; `canvas` is what the answer's tokens are given by.
+    the last. `most` is the alpha of the darkest shade; `canvas` is what the answer's tokens are given by; `before` is
+    printed before the answer.
 
     The moving part is taken away at the end and the whole text printed, however long it is: one line of the text is one
     line, whatever the terminal's width. Ctrl-C prints what is committed and raises `Stopped`.
@@ -202,8 +203,17 @@ def follow(
             show(text)
         steps, tokens = counted(view.steps, "denoising step"), len(view.tokens) - len(view.given)
         raise Stopped(text, f"{counted(tokens, 'token')} committed in {steps}" if text else "") from error
-    show(pipeline.generation(done, 0.0).text)
+    show(_joined(pipeline, before, done))
     return done
+
+
+def _joined(pipeline: Pipeline, before: Sequence[int], done: Finished) -> str:
+    """The answer behind some tokens, with the space that stands between them."""
+    answer = pipeline.generation(done, 0.0).text
+    first = pipeline.decode(before)
+    behind = pipeline.decode([*before, *done.ids])[len(first) :]
+    space = " " if before and behind.startswith(" ") else ""
+    return f"{first}{space}{answer.removeprefix(space)}"
 
 
 def _watch(canvas: Canvas, events: Iterator[Event], console: Console) -> Finished:

@@ -30,7 +30,8 @@ class RequestSettings:
     """What every request may set for itself, whoever shares its batch."""
 
     max_new_tokens: int | None = setting(default=None, ge=1)
-    """The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has room for."""
+    """The most new tokens. None: what rcd.json says, else 256; but no more than the model's context has room for.
+    A block-causal model answers worse where they end inside a block that its training filled."""
     threshold: float = setting(default=0.85, ge=0, le=1, why="1 commits one token a step")
     """Commit what is surer than this, and at least the best one."""
     factor: float = setting(default=1.0, ge=0)

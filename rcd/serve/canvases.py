@@ -35,7 +35,7 @@ async def laid_out(
         found = [Laid(prompt, *await _before(pipeline, words, config, ask)) for prompt in prompts]
     elif ask.canvas is not None:
         canvas = await _read(words, ask.canvas, mask, pipeline.settings.context_length)
-        found = [Laid(prompt, canvas) for prompt in prompts]
+        found = [Laid(prompt, canvas) if prompt else Laid(*split(canvas, mask)) for prompt in prompts]
     else:
         found = [Laid(prompt, []) if ask.chat else Laid(*split(prompt, mask)) for prompt in prompts]
     name = "suffix" if ask.suffix else "prompt" if ask.canvas is None else "rcd.canvas"
@@ -76,7 +76,7 @@ async def _before(pipeline: Pipeline, words: Words, config: DecodeConfig, ask: A
     if pipeline.tokenizer is None:
         raise Refusal("suffix is a text, and this model has no tokenizer; give rcd.canvas as token ids.", "suffix")
     mask = pipeline.settings.mask_token_id
-    behind = await asyncio.to_thread(words.plain_apart, ask.suffix or "")
+    behind = await asyncio.to_thread(words.behind_apart, ask.suffix or "")
     if mask in behind:
         raise Refusal("suffix holds the mask; give such a text as rcd.canvas.", "suffix")
     return [*[mask] * gap, *behind], gap

@@ -29,7 +29,6 @@ def parse(content: bytes, chat: bool, *, max_n: int, max_prompts: int, max_messa
     body = _valid(_object(content), bodies()[chat])
     n = body.n or 1
     _at_most("n", n, max_n)
-    prompts = [_messages(body.messages, max_messages)] if chat else _prompts(body.prompt, max_prompts)
     bound = "max_completion_tokens" if chat and body.max_completion_tokens else "max_tokens"
     tokens = getattr(body, bound)
     if chat and None not in (body.max_tokens, body.max_completion_tokens):
@@ -45,6 +44,10 @@ def parse(content: bytes, chat: bool, *, max_n: int, max_prompts: int, max_messa
     if drafts and not body.stream:
         raise Refusal("rcd.drafts are sent in a stream; set stream to true.", "rcd.drafts")
     alternatives, canvas = own.pop("alternatives", 0), _canvas(own.pop("canvas", None))
+    if chat:
+        prompts = [_messages(body.messages, max_messages)]
+    else:
+        prompts = [[]] if canvas is not None and body.prompt in (None, "", []) else _prompts(body.prompt, max_prompts)
     suffix = None if chat else body.suffix
     if suffix and canvas is not None:
         raise Refusal("suffix and rcd.canvas both say what is given; give one of them.", "suffix")
@@ -174,6 +177,8 @@ def _at_most(name: str, value: int, most: int, what: str = "") -> None:
 
 def _prompts(prompt: Any, most: int) -> list[Any]:
     """Texts, or lists of token ids."""
+    if prompt is None:
+        raise Refusal("prompt is missing; give it.", "prompt")
     if isinstance(prompt, str):
         return [prompt]
     if not isinstance(prompt, list) or not prompt:

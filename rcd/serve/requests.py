@@ -63,7 +63,7 @@ async def _encoded(words: Words, ask: Ask) -> list[list[int]]:
     prompts: list[Any] = ask.prompts
     if ask.chat and not words.chat:
         prompts = [_only(prompts[0])]
-    if all(isinstance(prompt, list) and prompt and isinstance(prompt[0], int) for prompt in prompts):
+    if all(isinstance(prompt, list) and all(isinstance(one, int) for one in prompt[:1]) for prompt in prompts):
         return prompts
     size = sum(len(text) for prompt in prompts for text in _texts(prompt))
     try:

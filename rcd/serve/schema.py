@@ -22,6 +22,7 @@ IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 
 PROMPT: dict[str, Any] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, IDS, {"type": "array", "items": IDS}]
 }
+ABOUT_PROMPT = "A text, several, or token ids; without it, the first words of rcd.canvas are the prompt."
 CANVAS: dict[str, Any] = {"anyOf": [{"type": "string"}, IDS, {"type": "null"}]}
 MESSAGES: dict[str, Any] = {
     "type": "array",
@@ -176,7 +177,7 @@ def bodies() -> tuple[type[BaseModel], type[BaseModel]]:
     }
     completion = create_model(
         "CompletionBody", __config__=config,
-        prompt=(Any, Field(description="A text, several, or token ids.", json_schema_extra=PROMPT)),
+        prompt=(Any, Field(default=None, description=ABOUT_PROMPT, json_schema_extra=PROMPT)),
         suffix=_plain(str, ABOUT_SUFFIX), logprobs=_field(ours["logprobs"]), **shared,
     )  # fmt: skip
     chat = create_model(

@@ -73,22 +73,19 @@ class Words:
 
     def canvas(self, text: str, mask: int, most: int, tokenizer: Any | None = None) -> list[int]:
         """A text with masks as token ids."""
-        return blanks.read(text, lambda words: self.plain(words, tokenizer), mask, most)
-
-    def plain(self, text: str, tokenizer: Any | None = None) -> list[int]:
-        """A part of a text: no template, and no special tokens of the tokenizer's own."""
         if self._tokenizer is None:
             raise RCDError("this model has no tokenizer; give the canvas as token ids.")
-        return list((tokenizer or self._tokenizer)(text, add_special_tokens=False)["input_ids"])
+        return blanks.read(text, blanks.Spelling(tokenizer or self._tokenizer), mask, most)
 
     def canvas_apart(self, text: str, mask: int, most: int) -> list[int]:
         """The same from another thread."""
         with self._apart:
             return self.canvas(text, mask, most, self._copy())
 
-    def plain_apart(self, text: str) -> list[int]:
+    def behind_apart(self, text: str) -> list[int]:
+        """A text behind masks, from another thread."""
         with self._apart:
-            return self.plain(text, self._copy())
+            return blanks.Spelling(self._copy())(text, True)
 
     def _copy(self) -> Any:
         """A tokenizer for other threads, one at a time."""

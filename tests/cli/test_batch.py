@@ -328,6 +328,8 @@ def test_a_line_may_have_a_canvas(folder: Path, tmp_path: Path) -> None:
     lines = [
         {"ids": [7, 8, 9], "canvas": "[MASK:2] sees [MASK]"}, {"ids": [7, 8, 9], "canvas": [1, 2, 3, 4]},
         {"prompt": "the fox", "canvas": {"a": 1}}, {"ids": [7, 8, 9]},
+        {"canvas": "the fox [MASK:2] sees"}, {"prompt": "", "canvas": "the fox [MASK:2] sees"},
+        {"canvas": "[MASK:2] sees"},
     ]  # fmt: skip
     (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
     run(folder, tmp_path / "out.jsonl", "--max-new-tokens", "4", given=tmp_path / "in.jsonl")
@@ -335,3 +337,5 @@ def test_a_line_may_have_a_canvas(folder: Path, tmp_path: Path) -> None:
     assert found[0]["given"] == 1 and len(found[0]["ids"]) == 4
     assert "has no mask" in found[1]["error"] and "canvas is a text or a list" in found[2]["error"]
     assert "given" not in found[3]
+    assert found[4]["ids"] == found[5]["ids"] and found[4]["given"] == 1 and len(found[4]["ids"]) == 4
+    assert "the prompt is empty" in found[6]["error"]

@@ -328,6 +328,21 @@ def test_a_canvas_is_filled_in(folder: str) -> None:
     assert by_ids["ids"][2] == 7 and by_ids["given"] == 1
 
 
+def test_of_a_canvas_alone_the_whole_sentence_is_printed(folder: str) -> None:
+    flags = ["--model", folder, "--device", "cpu", "--threshold", "1", "--eos-suppression", "logits_all"]
+    result = CliRunner().invoke(app, ["generate", "--canvas", "the old [MASK:3] sees a [MASK].", *flags])
+    assert result.exit_code == 0 and result.stdout.startswith("the old ") and " sees a " in result.stdout
+    assert "does not know" not in result.stderr
+
+
+def test_masks_that_are_read_as_text_are_said(folder: str) -> None:
+    runner, flags = CliRunner(), ["--model", folder, "--device", "cpu", "--max-new-tokens", "4"]
+    told = runner.invoke(app, ["generate", "the old [MASK]", *flags]).stderr
+    assert "note: [MASK] in a prompt is text like any other; give masks with --canvas" in told
+    told = runner.invoke(app, ["generate", "the old", "--canvas", r"\[MASK] is [MASK]", *flags]).stderr
+    assert "does not know" in told and "in a prompt" not in told
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

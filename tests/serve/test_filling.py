@@ -99,7 +99,7 @@ def test_a_suffix_is_refused_where_it_cannot_be_seen(api: Api) -> None:
         ("a [MASK] <|endoftext|>[MASK]", {"max_tokens": 2}, "has 4 tokens"),
         ("<|endoftext|>[MASK]", {}, "no mask before its end"), (5, {}, "is a text with"), ([1.5], {}, "is a text with"),
         ([-1], {}, "no vocabulary has"), ({"a": 1}, {}, "is a text with"), ([True], {}, "is a text with"),
-        ("\x00" * 9000 + "[MASK]", {"max_tokens": 4}, "max_tokens is 4"),
+        ("\x00" * 9000 + "[MASK]", {"max_tokens": 4}, "has more than 256"),
     ],
 )  # fmt: skip
 def test_a_canvas_that_cannot_be_filled_in_is_refused_by_name(api: Api, canvas: Any, more: Any, what: str) -> None:
@@ -127,3 +127,12 @@ def test_the_description_says_what_may_be_given(api: Api) -> None:
     assert "bidirectional" in schemas["CompletionBody"]["properties"]["suffix"]["description"]
     assert "enum" in schemas["ChatBody"]["properties"]["suffix"]
     assert "[MASK:12]" in schemas["RCD"]["properties"]["canvas"]["description"]
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": None}, {"prompt": ""}, {"prompt": []}])
+def test_a_canvas_alone_begins_with_the_prompt(api: Api, pipelines: dict[str, rcd.Pipeline], prompt: Any) -> None:
+    text = "Leo has 40 marbles. He loses [MASK:2]. Answer: [MASK:2]"
+    right = pipelines["words-rcd"].generate(canvas=text).results[0]
+    assert api.complete(**prompt, rcd={"canvas": text})["choices"][0]["text"] == right.text
+    assert api.refused(**prompt)["param"] == "prompt"
+    assert "empty" in api.refused(**prompt, rcd={"canvas": "[MASK:2] 5"})["message"]

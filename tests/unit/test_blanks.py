@@ -13,8 +13,31 @@ from rcd.errors import RCDError
 from rcd.models.toy import toy, toy_tokenizer
 
 
-def letters(text: str) -> list[int]:
+def letters(text: str, behind: bool = False) -> list[int]:
     return [ord(one) for one in text]
+
+
+def tokenizer(kind: str) -> Any:
+    """Of a bundled model, SentencePiece's spaces, and bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    if kind == "words":
+        return rcd.load("bundled:words-rcd").tokenizer
+    letters = [*"Aabis.,=12", "\n"]
+    if kind == "bytes":
+        space = "\u0120"
+        found = dict.fromkeys([*sorted(pre_tokenizers.ByteLevel.alphabet()), f"{space}a", f"{space}i", f"{space}is"])
+        merges = [(space, "a"), (space, "i"), (f"{space}i", "s")]
+        one = Tokenizer(models.BPE({token: k for k, token in enumerate(found)}, merges))
+        one.pre_tokenizer, one.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+        return PreTrainedTokenizerFast(tokenizer_object=one)
+    space = "\u2581"
+    words = ["<unk>", *letters, space, f"{space}a", f"{space}i", f"{space}is"]
+    merges = [(space, "a"), (space, "i"), (f"{space}i", "s")]
+    one = Tokenizer(models.BPE({token: k for k, token in enumerate(words)}, merges, unk_token="<unk>"))
+    one.pre_tokenizer, one.decoder = pre_tokenizers.Metaspace(prepend_scheme="always"), decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=one, unk_token="<unk>")
 
 
 @pytest.mark.parametrize(
@@ -33,6 +56,32 @@ def letters(text: str) -> list[int]:
 )
 def test_a_text_with_masks_is_read(text: str, ids: list[int]) -> None:
     assert blanks.read(text, letters, 0, 64) == ids
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "tokens"),
+    [
+        ("words", "15 = [MASK:2]. Answer: [MASK]", [" 1", "5", " =", -1, -1, ".", " Answer", ":", -1]),
+        ("words", "Leo has [MASK]5.", [" Leo", " has", -1, "5", "."]),
+        ("words", "[MASK]Answer", [-1, " Answer"]),  # of words this one knows only those behind a space
+        ("metaspace", "a [MASK]. is [MASK], a", ["\u2581a", -1, ".", "\u2581is", -1, ",", "\u2581a"]),
+        ("metaspace", "a [MASK] is[MASK]\n2", ["\u2581a", -1, "\u2581is", -1, "\n", "2"]),
+        ("bytes", "a [MASK]. is [MASK], a", ["a", -1, ".", "\u0120is", -1, ",", "\u0120a"]),
+        ("bytes", "a [MASK]\n\n[MASK]is", ["a", -1, "\u010a", "\u010a", -1, "i", "s"]),
+    ],
+)
+def test_words_behind_a_mask_are_encoded_as_those_of_a_sentence(kind: str, text: str, tokens: list[Any]) -> None:
+    used = tokenizer(kind)
+    right = [token if token == -1 else used.convert_tokens_to_ids(token) for token in tokens]
+    assert blanks.read(text, blanks.Spelling(used), -1, 64) == right
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "bytes"])
+@pytest.mark.parametrize("words", [".", " is", "is", ", a", "  a", "12", "\n", " = 1.", "s a."])
+def test_words_behind_a_mask_are_decoded_as_they_were_written(kind: str, words: str) -> None:
+    used = tokenizer(kind)
+    before = used("ba", add_special_tokens=False)["input_ids"]
+    assert used.decode([*before, *blanks.Spelling(used)(words, True)]) == f"ba{words}"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +134,10 @@ def test_a_canvas_alone_is_prompt_and_canvas(pipeline: rcd.Pipeline) -> None:
     both = pipeline.generate("the old", canvas="[MASK:3] sees a [MASK] .", threshold=1.0)
     assert alone.sequences == both.sequences and len(alone.sequences[0]) == 7
     assert pipeline.decode(alone.sequences[0][3:5]) == "sees a"
+    empty = pipeline.generate("", canvas="the old [MASK:3] sees a [MASK] .", threshold=1.0)
+    assert empty.sequences == alone.sequences
+    handle = pipeline.submit([1], canvas="[MASK:3] sees", threshold=1.0)
+    assert handle.result().ids == pipeline.generate([1], canvas="[MASK:3] sees", threshold=1.0).sequences[0]
     several = pipeline.generate(canvas=["the old [MASK:3]", "a [MASK:2] fox"], threshold=1.0)
     assert [len(ids) for ids in several.sequences] == [3, 3]
     with pytest.raises(RCDError, match="there is no prompt"):

@@ -79,7 +79,7 @@ export function example(model, seed, key) {
 // What is set of the residual goes to those that carry one; others would refuse it.
 function bodyOf({ card, prompt, canvas, settings, carry, carrying }) {
   const { threshold, t_res, alpha_scale, ...plain } = settings;
-  const asked = { prompt, messages: [{ role: "user", content: prompt }] };
+  const asked = { prompt: prompt.trim() ? prompt : undefined, messages: [{ role: "user", content: prompt }] };
   delete asked[card.rcd?.chat ? "prompt" : "messages"];
   const rcd = { drafts: true, alternatives: ALTERNATIVES, threshold, carry, canvas, ...(carrying ? { t_res, alpha_scale } : {}) };
   return JSON.stringify({ model: card.id, ...asked, ...plain, stream: true, rcd }); // undefined ones are left out

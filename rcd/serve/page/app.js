@@ -164,6 +164,11 @@ class App {
     return { prompt, canvas: this.blanks.text, settings, answer: this.answer, puzzle: puzzleIn(prompt), key: this.settings.key };
   }
 
+  // Whether the words before the first blank are the prompt, which a chat has to have.
+  get alone() {
+    return Boolean(this.blanks.text) && this.columns.every(({ card }) => !card?.rcd?.chat);
+  }
+
   // What was typed goes to models that know its kind: those of sudokus know nothing else, and others know no sudokus.
   runTyped() {
     const kind = puzzleIn(byId("prompt").value) ? "sudoku" : "words";
@@ -175,7 +180,7 @@ class App {
 
   async run() {
     tell(byId("prompt-error"), null);
-    if (!byId("prompt").value.trim()) {
+    if (!byId("prompt").value.trim() && !this.alone) {
       tell(byId("prompt-error"), "Type a problem first, or take an example.");
       return byId("prompt").focus();
     }
