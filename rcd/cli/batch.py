@@ -11,7 +11,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 from rcd.cli.flags import Given, flag_of
-from rcd.cli.notes import note, note_model
+from rcd.cli.notes import note, note_model, note_rule
 from rcd.cli.options import Interrupted
 from rcd.cli.progress import Show, progress
 from rcd.errors import RCDError, unwritable, whole
@@ -88,6 +88,7 @@ def configured(pipeline: Pipeline, decoding: Given, carry: str | None, asked: De
     chosen, idle = decoding.chosen(carry, pipeline.checkpoint.rcd.carry)
     if idle:
         note(f"{', '.join(map(flag_of, idle))}: no effect with --carry none")
+    note_rule(decoding.values, asked.commit)
     return replace(asked, carry=chosen)
 
 

@@ -13,7 +13,7 @@ import typer
 from rcd import blanks
 from rcd.cli import options as opt
 from rcd.cli.flags import ALL, Given, decoding, flag_of
-from rcd.cli.notes import note, note_empty, note_model, note_unknown, unknown_words
+from rcd.cli.notes import note, note_empty, note_model, note_rule, note_unknown, unknown_words
 from rcd.errors import RCDError
 from rcd.terminal import neutral_json
 
@@ -116,6 +116,7 @@ def generate(
     note_model(model, pipeline, config.window)
     if idle:
         note(f"{', '.join(map(flag_of, idle))}: no effect with --carry none")
+    note_rule(decoding.values, config.commit)
     if second is not None and not config.travelling.needs_reference:
         note("--reference: no effect without --start reference or --source reference")
     if not ids:

@@ -96,13 +96,24 @@ def lm_eval(
         return
     from lm_eval.utils import make_table
 
-    show(f"{model}, carry {config['carry']['name']}, threshold {config['decode']['threshold']:g}")
+    show(heading(model, config))
     print(make_table(results))
     if results.get("groups"):
         print(make_table(results, "groups"))
     parts = [cost(config["cost"])] if config["cost"]["tasks"] else []
     parts += [scored(config["likelihood"])] if config["likelihood"]["tasks"] else []
     show("\n".join([*(line for part in parts for line in [*part, ""]), f"in {output}"]))
+
+
+def heading(model: str, config: dict[str, Any]) -> str:
+    """The model, and the settings of what was asked of it: of answers, of likelihoods, or of both."""
+    parts, scores = [model, f"carry {config['carry']['name']}"], config["likelihood"]
+    if config["cost"]["tasks"]:
+        parts.append(f"threshold {config['decode']['threshold']:g}")
+    if scores["tasks"]:
+        parts.append(f"{scores['draws']} draws")
+    guidance = max(config["decode"]["guidance"], scores["guidance"] if scores["tasks"] else 0)
+    return ", ".join([*parts, f"guidance {guidance:g}"] if guidance else parts)
 
 
 def scored(summary: dict[str, Any]) -> list[str]:

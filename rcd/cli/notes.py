@@ -45,6 +45,18 @@ def note_unknown(words: Sequence[str], outcome: str, whose: str = "the tokenizer
         note(f"{whose} does not know {', '.join(map(repr, words[:NAMED]))}{more}; {outcome}")
 
 
+def note_rule(given: Iterable[str], commit: str) -> None:
+    """Of the settings that were given, those of other commit rules."""
+    from rcd import registry
+    from rcd.cli.flags import flag_of
+    from rcd.diffusion.rule import Rule
+
+    unread = Rule.of(registry.get("commit", commit)).unread
+    idle = [flag_of(name) for name in given if name in unread]
+    if idle:
+        note(f"{', '.join(idle)}: no effect with --commit {commit}")
+
+
 def note_empty(result: Generation) -> None:
     if not result.text.strip():
         why = "ended its text at once" if result.tokens <= 1 else "wrote tokens without text"

@@ -20,10 +20,10 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def progress(total: int | None) -> Iterator[Show]:
+def progress(total: int | None, what: str = "lines") -> Iterator[Show]:
     """`total`: None where nobody knows how many lines there are."""
     if not sys.stderr.isatty():
-        yield _Sparse(total)
+        yield _Sparse(total, what)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -49,8 +49,8 @@ def progress(total: int | None) -> Iterator[Show]:
 
 
 class _Sparse:
-    def __init__(self, total: int | None) -> None:
-        self.total = total
+    def __init__(self, total: int | None, what: str) -> None:
+        self.total, self.what = total, what
         self.began = self.last = time.monotonic()
 
     def __call__(self, done: int, bad: int) -> None:
@@ -60,7 +60,7 @@ class _Sparse:
         self.last = now
         some = f", {bad:,} bad" if bad else ""
         if self.total is None:
-            print(f"{done:,} lines{some}", file=sys.stderr, flush=True)
+            print(f"{done:,} {self.what}{some}", file=sys.stderr, flush=True)
             return
         left = (now - self.began) / max(1, done) * (self.total - done)
-        print(f"{done:,}/{self.total:,} lines{some}  {clock(left)} left", file=sys.stderr, flush=True)
+        print(f"{done:,}/{self.total:,} {self.what}{some}  {clock(left)} left", file=sys.stderr, flush=True)

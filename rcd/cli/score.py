@@ -130,7 +130,7 @@ def _one(
         note_unknown(unknown_words(texts, pipeline.tokenizer), "their figures may mean nothing")
     pairs = [scoring.pair(pipeline, texts[0], each, chat) for each in texts[1:]]
     began, scores = time.perf_counter(), list[Any]()
-    with progress(len(pairs)) if len(pairs) > 1 else nullcontext(lambda done, bad: None) as shown:
+    with progress(len(pairs), "continuations") if len(pairs) > 1 else nullcontext(lambda done, bad: None) as shown:
         for number, each in enumerate(pairs, 1):
             scores.append(scoring.score(pipeline, *each, config))
             shown(number, 0)

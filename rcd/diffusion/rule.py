@@ -42,6 +42,8 @@ class CommitSettings:
 
 RULE_SETTINGS = ("threshold", "factor", "entropy_bound", "kl_threshold", "edit_threshold", "alg_temp")
 """Of those, what a request sets."""
+OWN_SETTINGS = (*RULE_SETTINGS, "max_post_steps", "klass_history")
+"""All settings that have a meaning under some rules alone."""
 Choice = Callable[[Tensor, Tensor, CommitSettings], Tensor]
 
 
@@ -73,6 +75,12 @@ class Rule:
 
     def __call__(self, scores_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -> Tensor:
         return self.choice(scores_BL, quota_B, settings)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The settings of other rules."""
+        also = {"max_post_steps": self.post_edits, "klass_history": self.remembers is not None}
+        return tuple(name for name in OWN_SETTINGS if not (name in self.reads or also.get(name)))
 
     @classmethod
     def of(cls, found: Any) -> Rule:

@@ -50,7 +50,8 @@ def comparison(base: Line, other: Line, resamples: int = 2000) -> dict[str, Any]
     slow, fast = (timed(line.sweep, line.seconds) for line in (base, other))
     return {
         **compare(base.sweep, other.sweep, resamples=resamples),
-        "as_in_the_paper": [describe(line.entry.carry)["name"] for line in (base, other)] == ["none", "residual"],
+        "as_in_the_paper": [describe(line.entry.carry)["name"] for line in (base, other)] == ["none", "residual"]
+        and base.entry.config.commit == other.entry.config.commit,
         "savings": savings(base.sweep, other.sweep, resamples=resamples),
         "throughput": matched_speed(slow, fast, resamples=resamples),
     }
@@ -73,7 +74,7 @@ def _entry(line: Line) -> dict[str, Any]:
 
 def summary(found: dict[str, Any]) -> list[str]:
     """Who wins, by how much and how sure that is; the first sentence is the verdict of the first comparison."""
-    out = [verdict(each, found["items"], found["task"]) for each in found["comparisons"]]
+    out = [verdict(each, found) for each in found["comparisons"]]
     if not out:
         out = [_alone(entry, found["items"], found["task"]) for entry in found["entries"]]
     if len(found["comparisons"]) > 1:
@@ -94,17 +95,32 @@ def _small_tasks(comparisons: Sequence[dict[str, Any]]) -> list[str]:
     return [note for task, items in sizes.items() for note in too_few(items, task)]
 
 
-def verdict(each: dict[str, Any], items: int, task: str) -> str:
-    """Of one comparison, at equal tokens per step."""
-    other, base, found = each["other"], each["base"], each["all"]["matched"]
-    on = f"on {counted(items, 'item')} of {task}"
-    mean = found["mean"]
+def more_points(entries: Iterable[dict[str, Any]]) -> str:
+    """What gives lines that are a single point a range of tokens per step."""
+    for entry in entries:
+        setting, value = entry["points"][0]["setting"], entry["points"][0]["threshold"]
+        if len(entry["points"]) > 1 or setting == "threshold":
+            continue
+        if setting == "num_inference_steps":
+            values = "4/8" if value is None else f"{max(1, value // 2):g}/{2 * value:g}"
+        else:
+            values = f"{value / 2:g}/{5 * value:g}" if value else "0.1/1"
+        rule = entry["decode"]["commit"]
+        return f"{entry['name']} is a single point; several make a line, such as --commit {rule},{setting}={values}."
+    return "More thresholds may help."
+
+
+def verdict(each: dict[str, Any], found: dict[str, Any]) -> str:
+    """Of one comparison of those, at equal tokens per step."""
+    other, base, matched, items = each["other"], each["base"], each["all"]["matched"], found["items"]
+    on = f"on {counted(items, 'item')} of {found['task']}"
+    mean = matched["mean"]
     if mean is None:
         return (
             f"{other} and {base} cannot be compared at equal tokens per step {on}: they have no useful range in "
-            "common. More thresholds may help."
+            f"common. {more_points([one for one in found['entries'] if one['name'] in (other, base)])}"
         )
-    low, high = found["range"]
+    low, high = matched["range"]
     over = f"at equal tokens per step (mean over {low:.2f} to {high:.2f}, {on})"
     interval = f"95% interval {signed(mean['low'])} to {signed(mean['high'])}"
     by = f"{abs(mean['difference']):.1f} points"

@@ -18,6 +18,7 @@ from rcd.evaluate.browse import items
 from rcd.evaluate.campaign import Line
 from rcd.evaluate.findings import PAPER, details, failed, verdict
 from rcd.evaluate.skin import SCRIPT, STYLE
+from rcd.evaluate.sweep import has_area
 from rcd.evaluate.wording import counted, dial, short, signed
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
@@ -79,7 +80,7 @@ def _verdicts(found: dict[str, Any]) -> str:
     """The summary, a box for each comparison; what is said of none of them stands below."""
     out, said = [], set()
     for each in found["comparisons"]:
-        text, mean = verdict(each, found["items"], found["task"]), each["all"]["matched"]["mean"]
+        text, mean = verdict(each, found), each["all"]["matched"]["mean"]
         said.add(text)
         more = "".join(f"<p>{escape(line)}</p>" for line in details(each))
         out.append(f'<div class="verdict {_side(mean)}"><b>{escape(text)}</b>{more}</div>')
@@ -232,6 +233,8 @@ def _range(row: dict[str, Any]) -> str:
 
 
 def _aup(each: dict[str, Any]) -> str:
+    if not has_area(each["all"]):
+        return ""
     body = []
     forms = {"own": "points within 5 of its own slowest", "shared": "points within 5 of the better slowest"}
     for form, what in forms.items():

@@ -169,7 +169,7 @@ def lines(comparison: dict[str, Any]) -> list[str]:
         else:
             low, high = pairs["range"]
             text.append(f"  mean over {low:.2f}-{high:.2f}                   {_interval(pairs['mean'])}")
-        for form in ("own", "shared"):
+        for form in ("own", "shared") if has_area(part) else ():
             base, other, ratio = areas["base"][form], areas["other"][form], areas["ratio"][form]
             times = "" if ratio is None else f"  x {ratio:.2f}"
             text.append(f"  {f'AUP ({form} cut)':<20} {base:5.1f} -> {other:5.1f}{times}")
@@ -177,6 +177,11 @@ def lines(comparison: dict[str, Any]) -> list[str]:
         if speedups:
             text.append(f"  speedup              {', '.join(speedups)} (asked of both)")
     return text
+
+
+def has_area(part: dict[str, Any]) -> bool:
+    """Whether both sides of a comparison have more than a point, so that there is an area under them."""
+    return all(len(part["curves"][side]) > 1 for side in ("base", "other"))
 
 
 def _interval(row: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
+from rcd.decode.config import DecodeConfig
 from rcd.errors import first_line
 from rcd.serve.pieces import Refusal
 from rcd.serve.schema import (
@@ -22,6 +23,7 @@ from rcd.serve.schema import (
     carry_settings,
     own_settings,
 )
+from rcd.settings import entries
 
 
 def parse(content: bytes, chat: bool, *, max_n: int, max_prompts: int, max_messages: int, most_tokens: int) -> Ask:
@@ -144,6 +146,12 @@ def _must(first: Any) -> str:
 
 def _unknown(name: str, names: list[str], owner: str) -> Refusal:
     inner = owner == "the request"
+    if owner == "rcd" and name in {entry.name for entry in entries(DecodeConfig)} - {*own_settings()}:
+        flag = f"--{name.replace('_', '-')}"
+        raise Refusal(
+            f"rcd has no field {_short(name)}: that is the server's own, the same for all requests (rcd serve {flag}); "
+            "leave it out.", f"{owner}.{name}", "unknown_parameter",
+        )  # fmt: skip
     near = difflib.get_close_matches(name[:64], names, n=1)
     own = [*OWN, *RENAMED.values(), "t_res", "alpha_scale", "carry", "drafts", "alternatives", "canvas"]
     hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -95,6 +95,11 @@ def test_settings_without_effect_are_said(folder: str) -> None:
     done = run("generate", "the fox", "--model", folder, "--carry", "none", "--alpha", "entropy", "--json")
     assert done.returncode == 0
     assert "--alpha: no effect with --carry none" in done.stderr
+    given = ["--kl-threshold", "1", "--factor", "2", "--set", "klass_history=3"]
+    done = run("generate", "the fox", "--model", folder, *given, "--json")
+    assert "--factor, --kl-threshold, --klass-history: no effect with --commit threshold" in done.stderr
+    done = run("generate", "the fox", "--model", folder, "--commit", "klass", "--kl-threshold", "1", "--json")
+    assert "no effect" not in done.stderr and done.returncode == 0
     json.loads(done.stdout)
 
 

@@ -114,6 +114,8 @@ def test_unknown_fields_are_refused_with_the_one_that_was_meant() -> None:
     with pytest.raises(Refusal, match="did you mean 'threshold'") as raised:
         asked(0, rcd={"treshold": 1})
     assert raised.value.refused.param == "rcd.treshold"
+    with pytest.raises(Refusal, match=r"that is the server's own, .* \(rcd serve --commit\); leave it out"):
+        asked(0, rcd={"commit": "klass"})
     names(0, "x" * 64, **{"x" * 5000: 1})
 
 

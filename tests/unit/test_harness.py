@@ -17,6 +17,7 @@ from rcd.carry.base import Carry
 from rcd.carry.none import NoCarry
 from rcd.carry.parse import parse_carry
 from rcd.carry.residual import Residual
+from rcd.cli.lm_eval import heading
 from rcd.cli.main import app
 from rcd.data.tasks.base import problems
 from rcd.decode.config import DecodeConfig
@@ -298,7 +299,19 @@ def test_the_table_has_the_cost_below_lm_evals(tasks: Path, tmp_path: Path) -> N
     result = verb(tasks, tmp_path / "out", "--limit", "2", "--max-new-tokens", "4", "--carry", "residual,t_res=0.9")
     assert result.exit_code == 0, (result.output, result.exception)
     assert "|exact_match|" in result.stdout and "Tokens per second" in result.stdout
-    assert "carry residual" in result.stdout and "100.0%|\n" in result.stdout  # all cut off at 4 tokens
+    assert (
+        "carry residual, threshold 0.85\n" in result.stdout and "100.0%|\n" in result.stdout
+    )  # all cut off at 4 tokens
+
+
+def test_likelihoods_are_headed_by_their_own_settings() -> None:
+    config: dict[str, Any] = {
+        "carry": {"name": "none"}, "decode": {"threshold": 0.85, "guidance": 0.0}, "cost": {"tasks": {}},
+        "likelihood": {"tasks": {"choice": {}}, "draws": 32, "guidance": 0.5},
+    }  # fmt: skip
+    assert heading("m", config) == "m, carry none, 32 draws, guidance 0.5"
+    config |= {"cost": {"tasks": {"words": {}}}, "likelihood": {**config["likelihood"], "tasks": {}}}
+    assert heading("m", config) == "m, carry none, threshold 0.85"
 
 
 def test_a_task_that_compares_likelihoods_is_scored(tasks: Path, tmp_path: Path, pipeline: rcd.Pipeline) -> None:

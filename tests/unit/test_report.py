@@ -20,7 +20,7 @@ from rcd.errors import RCDError
 from rcd.evaluate import browse, charts, report
 from rcd.evaluate.campaign import Entry, Grid, Line, Place
 from rcd.evaluate.evaluation import interval
-from rcd.evaluate.findings import PAPER, details, failed, findings, steps_told, verdict
+from rcd.evaluate.findings import PAPER, details, failed, findings, more_points, steps_told, verdict
 from rcd.evaluate.points import Point, Sweep
 from rcd.evaluate.records import Record
 from rcd.evaluate.sweep import lines as compared
@@ -272,4 +272,35 @@ def test_the_same_as_markdown() -> None:
         "# A title\n\nFailed or skipped: lost.\n\n| threshold | SeqD | RCD |\n|---|---|---|\n| 0.5 | "
     )
     assert "RCD against SeqD (differences in percentage points" in text
-    assert verdict(found["comparisons"][0], 120, "words") == found["summary"][0]
+    assert verdict(found["comparisons"][0], found) == found["summary"][0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "advice"),
+    [
+        ("entropy_bound", 0.1, "entropy_bound,entropy_bound=0.05/0.5."),
+        ("entropy_bound", 0.0, "entropy_bound,entropy_bound=0.1/1."),
+        ("num_inference_steps", None, "entropy_bound,num_inference_steps=4/8."),
+        ("num_inference_steps", 4, "entropy_bound,num_inference_steps=2/8."),
+        ("threshold", 0.9, "More thresholds may help."),
+    ],
+)
+def test_a_single_point_is_told_what_makes_it_a_line(setting: str, value: float | None, advice: str) -> None:
+    several = {"name": "a", "points": [{"setting": setting, "threshold": t} for t in (0.5, 1.0)]}
+    single = {"name": "b", "points": [{"setting": setting, "threshold": value}], "decode": {"commit": "entropy_bound"}}
+    told = more_points([several, single])
+    assert told.endswith(advice) and ("b is a single point" in told) == (setting != "threshold")
+
+
+def test_a_single_point_has_no_area_and_another_rule_is_not_the_papers_comparison() -> None:
+    base, other = line("SeqD", 0.0), line("RCD", 0.2)
+    single = replace(other, sweep=replace(other.sweep, points=other.sweep.points[:1]), records=other.records[:1],
+                     figures=other.figures[:1])  # fmt: skip
+    for lines, area in (([base, other], True), ([base, single], False)):
+        found = found_of(lines)
+        assert ("AUP" in Read(report.page(found, lines)).words.split("Every point")[0]) == area
+    base, other = line("SeqD", 0.0, carry=NoCarry()), line("RCD", 0.2, carry=Residual())
+    config = replace(other.entry.config, commit="klass")
+    apart = replace(other, entry=replace(other.entry, config=config))
+    told = [found_of([base, each])["comparisons"][0]["as_in_the_paper"] for each in (other, apart)]
+    assert told == [True, False]
