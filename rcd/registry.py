@@ -138,7 +138,7 @@ def names(kind: str) -> list[str]:
 def get(kind: str, name: str) -> Any:
     """The part of that name; an unknown name is an error that lists the choices."""
     parts = PARTS[kind]
-    if name not in parts:
+    if not isinstance(name, str) or name not in parts:  # a list has no hash
         raise unknown_name(kind, name, parts)
     module, attribute = parts[name].split(":")
     return getattr(import_module(module), attribute)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
@@ -20,6 +19,7 @@ from pydantic.dataclasses import dataclass as pydantic_dataclass
 from rcd import registry
 from rcd.documented import Doc, listed, texts_below
 from rcd.errors import RCDError, no_setting, told, unknown_name
+from rcd.jsons import guessed
 
 T = TypeVar("T")
 Choices = tuple[Any, ...] | str | None
@@ -323,11 +323,8 @@ def _parsed(text: str, entry: Entry) -> Any:
     if entry.optional and text in BARE:
         return None
     if entry.type is str:
-        return json.loads(text) if len(text) > 1 and text[0] == text[-1] == '"' else text
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        value = {"None": None, "True": True, "False": False}.get(text, text)
+        return guessed(text) if len(text) > 1 and text[0] == text[-1] == '"' else text
+    value = guessed(text)
     if get_origin(entry.type) is tuple:
         return tuple(value) if isinstance(value, list) else (value,)
     return value

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from rcd.decode.config import REQUEST, DecodeConfig
-from rcd.errors import RCDError, first_line, no_setting, reason
+from rcd.errors import RCDError, no_setting, reason
 from rcd.evaluate.answering import Job, settle
+from rcd.jsons import NotJSON, TooDeep, parsed
 
 if TYPE_CHECKING:
     from rcd.api import Pipeline
@@ -45,22 +46,16 @@ class Line:
 def read_object(content: bytes) -> dict[str, Any]:
     """The line as JSON."""
     try:
-        row = json.loads(content.decode("utf-8-sig"), parse_constant=_no_number)
+        row = parsed(content.decode("utf-8-sig"), finite=True)
     except UnicodeDecodeError as error:
         raise RCDError("it is no text in UTF-8.") from error
-    except json.JSONDecodeError as error:
-        raise RCDError(f"it is no valid JSON ({error.msg.lower()}, at character {error.pos + 1}).") from error
-    except RecursionError as error:
+    except TooDeep as error:
         raise RCDError("its JSON is nested too deeply.") from error
-    except ValueError as error:
-        raise RCDError(f"it is no valid JSON ({first_line(error)}).") from error
+    except NotJSON as error:
+        raise RCDError(f"it is no valid JSON ({error}).") from error
     if not isinstance(row, dict):
         raise RCDError("it is no JSON object.")
     return row
-
-
-def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number in JSON")
 
 
 DEEP = 64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rcd.cli.bench import Json, Output, check_output, device_name, finish, numbe
 from rcd.cli.flags import Given
 from rcd.cli.serve import Configured, check_extra
 from rcd.errors import RCDError, number, one_of, reason, whole
+from rcd.jsons import NotJSON, parsed
 
 if TYPE_CHECKING:
     from rcd.bench.client import Server
@@ -170,16 +170,16 @@ def named_url(text: str) -> tuple[str, tuple[str, dict[str, Any]]]:
         place = fields
         for part in outer:
             place = place.setdefault(part, {})
-        with contextlib.suppress(ValueError):
-            value = json.loads(value)
+        with contextlib.suppress(NotJSON):
+            value = parsed(value)
         place[last] = value
     return name, (url.rstrip("/"), fields)
 
 
 def read_fields(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
-    except ValueError:
+        found = parsed(text)
+    except NotJSON:
         found = None
     if not isinstance(found, dict):
         raise RCDError(f"--body {text!r} should be a JSON object, such as '{{\"max_tokens\": 64}}'.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from rcd.cli import options as opt
 from rcd.errors import RCDError, one_of
+from rcd.jsons import guessed
 from rcd.terminal import show
 
 if TYPE_CHECKING:
@@ -103,10 +103,7 @@ def _parsed(settings: list[str], stage: str, config: TrainConfig) -> dict[str, A
             key = rest
         elif which in ("carry", "residual") and config.carry is None and stage != "target":
             continue
-        try:
-            out[key] = json.loads(value)
-        except json.JSONDecodeError:
-            out[key] = {"None": None, "True": True, "False": False}.get(value, value)
+        out[key] = guessed(value)
     return out
 
 

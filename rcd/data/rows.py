@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from rcd.data import hub
 from rcd.errors import RCDError, reason
+from rcd.jsons import NotJSON, TooDeep, parsed
 
 Row = tuple[str, dict[str, Any]]
 """(where it stands, for messages; the row)."""
@@ -64,11 +64,13 @@ def _jsonl(path: Path) -> Iterator[Row]:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
-                row = json.loads(line)
+                row = parsed(line)
                 if not isinstance(row, dict):
                     raise RCDError(f"line {number} of {path} is no JSON object.")
                 yield f"line {number}", row
-    except json.JSONDecodeError as error:
+    except TooDeep as error:
+        raise RCDError(f"line {number} of {path} is nested too deeply; mend it.") from error
+    except NotJSON as error:
         raise RCDError(f"line {number} of {path} is not valid JSON; mend it.") from error
     except UnicodeDecodeError as error:
         raise RCDError(f"{path} is no text file in UTF-8; give a JSONL file.") from error

@@ -127,8 +127,10 @@ def _read(path: Path, data: mmap.mmap, sizes: dict[int, tuple[int, int]]) -> Hea
 def _checked(name: str, place: Place, start: int, size: int, sizes: dict[int, tuple[int, int]]) -> Place:
     if place.kind not in sizes:
         raise Damaged(f"the tensor {name} has the type {place.kind}, which is not read")
+    if not place.shape or 0 in place.shape:
+        raise Damaged(f"the tensor {name} has the shape {list(place.shape)}, which holds no numbers")
     block, width = sizes[place.kind]
-    if (place.shape[-1] if place.shape else 1) % block:
+    if place.shape[-1] % block:
         raise Damaged(f"the tensor {name} has rows of {place.shape[-1]} numbers, not a multiple of {block}")
     end = start + place.start + prod(place.shape) // block * width
     if end > size:

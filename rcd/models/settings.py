@@ -9,6 +9,7 @@ from typing import Any
 
 from rcd.carry.base import make
 from rcd.errors import RCDError, one_of, unknown_name, whole
+from rcd.jsons import NotJSON, parsed
 from rcd.models.family import ATTENTIONS, FamilySpec
 from rcd.models.lm import ModelSettings
 
@@ -71,8 +72,8 @@ class RCDFile:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        content = parsed(path.read_text(encoding="utf-8"))
+    except (NotJSON, UnicodeDecodeError) as error:
         raise RCDError(f"{path} is not valid JSON ({error}); download or write it again.") from error
     if not isinstance(content, dict):
         raise RCDError(f"{path} should hold one JSON object, not a {type(content).__name__}.")

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rcd.data import hub
-from rcd.errors import RCDError, first_line
+from rcd.errors import RCDError, first_line, reason, told
 from rcd.models import bundled
 from rcd.models.settings import read_json
 
@@ -37,9 +37,16 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
     """A local folder or GGUF file as it is; a bundled model, checked; a hub name is downloaded (or in the cache)."""
     if str(source).startswith(bundled.PREFIX):
         return bundled.folder_of(str(source).removeprefix(bundled.PREFIX))
-    path = Path(source).expanduser()
-    if path.exists():
-        return path
+    path = Path(source)
+    try:
+        path = path.expanduser()
+        if path.exists():
+            return path
+    except (OSError, RuntimeError, ValueError) as error:  # a name that is too long, ~nobody, a zero byte
+        why = reason(error) if isinstance(error, OSError) else first_line(error)
+        raise RCDError(
+            f"no checkpoint can be named {told(str(source))} ({why}); give a folder or a hub name."
+        ) from error
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", str(source)):
         raise RCDError(
             f"there is no folder or file {str(source)!r}; give a checkpoint folder, a .gguf file or a hub name."

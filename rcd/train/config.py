@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rcd.carry.base import Carry, describe, is_carry, make, trained_names
-from rcd.errors import RCDError, number, one_of, unknown_name, whole
+from rcd.errors import RCDError, number, one_of, told, unknown_name, whole
 from rcd.train.batches import Batching
 from rcd.train.residuals import ResidualSource
 
@@ -33,7 +33,7 @@ def check_kinds(config: Any) -> None:
             good = any(isinstance(value, plain[kind]) for kind in kinds)  # type: ignore[arg-type]
             good = good or ("Carry" in allowed and is_carry(value)) or type(value).__name__ in allowed
         if not good:
-            raise RCDError(f"{entry.name} should be {entry.type}, not {value!r}.")
+            raise RCDError(f"{entry.name} should be {entry.type}, not {told(value)}.")
 
 
 @dataclass(frozen=True)

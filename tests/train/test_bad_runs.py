@@ -73,6 +73,8 @@ def test_a_loss_that_is_no_number_names_the_step_and_the_examples(tmp_path: Path
     [
         (['{"prompt": "1+1=?"}'] * 3, "no training example is left: 3 dropped: no 'response'.*line 1, line 2, line 3"),
         (["{"], "line 1 of .* is not valid JSON"),
+        (["[" * 10**5], "line 1 of .* is nested too deeply"),
+        (['{"prompt": 1' + "0" * 5000 + "}"], "line 1 of .* is not valid JSON"),
         (["[1]"], "line 1 of .* is no JSON object"),
         ([], "no training example is left: the data set is empty"),
         (['{"prompt": "1", "response": "' + "1" * 500 + '"}'], "1 dropped: longer than 64 tokens .line 1."),
@@ -98,6 +100,7 @@ def test_some_bad_rows_are_reported_and_the_rest_is_trained(tmp_path: Path, caps
     [
         (["nonsense=1"], "unknown training setting 'nonsense'"),
         (["nonsense"], "--set takes key=value"),
+        (["total_batch=" + "[" * 10**5], r"total_batch should be int, not '\[{99}\.\.\."),
         (["device_batch=3"], "total_batch 8 is no multiple of device_batch 3"),
         (["validation=300"], "300 examples are to be held out"),
         (["data=nowhere.jsonl"], "there is no data file"),

@@ -53,6 +53,20 @@ def test_config_that_is_no_json(folder: Path) -> None:
     refused("not valid JSON", folder)
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "rcd.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize(
+    ("content", "match"), [("[" * 10**5, "nested too deeply"), ('{"a": 1' + "0" * 5000 + "}", "Exceeds the limit")]
+)
+def test_json_that_python_does_not_read_is_one_sentence(folder: Path, name: str, content: str, match: str) -> None:
+    (folder / name).write_text(content)
+    refused(f"{name} is not valid JSON .*{match}", folder)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 5000, "a\0b", "~nobody-of-that-name/x"])
+def test_names_that_no_file_has(name: str) -> None:
+    refused("no checkpoint can be named|there is no folder or file", name)
+
+
 def test_config_without_a_needed_key(folder: Path) -> None:
     edit(folder, num_hidden_layers="many")
     refused("config.json", folder)
@@ -179,6 +193,7 @@ def test_bad_rcd_json(folder: Path) -> None:
         ('{"carry": {"alpha": "entropy"}}', "carry without a name"),
         ('{"carry": "residual"}', "carry = 'residual', which is no dict"),
         ('{"carry": {"name": "residual", "t_res": "hot"}}', "t_res must be in"),
+        ('{"carry": {"name": ["residual"]}}', r"unknown carry \['residual'\]"),
         ('{"mask_token_id": "5"}', "mask_token_id = '5', which is no int"),
         ('{"eos_token_ids": 5}', "eos_token_ids = 5, which is no list"),
         ('{"provenance": null}', "provenance = None"),

@@ -137,6 +137,8 @@ HOSTILE = {
         file(tensors=[tensor("t", [2**60, 2**60])]), "ends at byte .* it is truncated"
     ),
     "an offset of 2^63": (file(tensors=[tensor("t", [1], offset=2**63)]), "it is truncated"),
+    "a tensor with a dimension of 0": (file(tensors=[tensor("t", [4, 0])]), r"shape \[0, 4\], which holds no numbers"),
+    "a tensor without dimensions": (file(tensors=[tensor("t", [])]), r"shape \[\], which holds no numbers"),
     "an unknown kind of tensor": (file(tensors=[tensor("t", [1], kind=77)]), "type 77, which is not read"),
     "half a block": (file(tensors=[tensor("t", [17], kind=8)]), "rows of 17 numbers, not a multiple of 32"),
     "a tensor twice": (file(tensors=[tensor("t", [1])] * 2), "is there twice"),
