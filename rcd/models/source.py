@@ -6,11 +6,12 @@ Only safetensors and GGUF are read. Nothing is unpickled and no code of a checkp
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 import torch
@@ -49,7 +50,7 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
         ) from error
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", str(source)):
         raise RCDError(
-            f"there is no folder or file {str(source)!r}; give a checkpoint folder, a .gguf file or a hub name."
+            f"there is no folder or file {told(str(source))}; give a checkpoint folder, a .gguf file or a hub name."
         )
     from huggingface_hub import snapshot_download
 
@@ -58,7 +59,7 @@ def locate(source: str | Path, revision: str | None = None) -> Path:
             return Path(snapshot_download(str(source), revision=revision, allow_patterns=WANTED))
     except Exception as error:  # the client's errors are many: no network, no such name, no access, no space
         raise RCDError(
-            f"{str(source)!r} is no local folder, and the model hub did not give it ({hub.why(error)}); "
+            f"{told(str(source))} is no local folder, and the model hub did not give it ({hub.why(error)}); "
             "check the name and the network, or give a folder."
         ) from error
 
@@ -79,8 +80,11 @@ def shards(folder: Path) -> dict[str, list[str] | None]:
             assert listed is not None
             listed.append(tensor)
         for file in files:
-            if not (folder / file).is_file():
-                raise RCDError(f"the shard {file} of {folder} is missing; download the checkpoint again.")
+            if PurePath(file).is_absolute() or ".." in PurePath(file).parts:
+                raise RCDError(f"{folder / INDEX} names the shard {told(file)}, which is outside of the checkpoint's "
+                               "folder; download the checkpoint again.")  # fmt: skip
+            if not os.path.isfile(folder / file):
+                raise RCDError(f"the shard {told(file)} of {folder} is missing; download the checkpoint again.")
         if not files:
             raise RCDError(f"{folder / INDEX} lists no tensors; download the checkpoint again.")
         return files

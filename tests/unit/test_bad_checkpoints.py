@@ -91,7 +91,7 @@ def test_missing_shard(tmp_path: Path) -> None:
     save(toy("sdar"), tmp_path / "model", max_shard_size="40KB")
     victim = sorted((tmp_path / "model").glob("*.safetensors"))[1]
     victim.unlink()
-    refused(f"shard {victim.name} .* is missing", tmp_path / "model")
+    refused(f"shard '{victim.name}' .* is missing", tmp_path / "model")
 
 
 @pytest.mark.parametrize("keep", [3, 200, 0.5])
@@ -242,6 +242,26 @@ def test_quantised_weights_are_refused(folder: Path) -> None:
 def test_an_index_that_lists_nothing_usable(folder: Path, content: str) -> None:
     (folder / "model.safetensors.index.json").write_text(content)
     refused("download the checkpoint again", folder)
+
+
+def test_an_index_names_files_of_its_folder_alone(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    (folder / "inside").mkdir()
+    for file, match in (
+        ("../outside.safetensors", r"names the shard '\.\./outside.safetensors', which is outside"),
+        ("inside/../../outside.safetensors", "which is outside of the checkpoint's folder"),
+        (str(folder.parent / "outside.safetensors"), "which is outside of the checkpoint's folder"),
+        ("x" * 300, r"the shard 'x{99}\.\.\. of .* is missing"),
+        ("a\0b", r"the shard 'a\\x00b' of .* is missing"),
+        (".", r"the shard '\.' of .* is missing"),
+    ):
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
+        refused(match, folder)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b", "~nobody-of-that-name/model", "./" + "x/" * 3000])
+def test_names_that_no_file_can_have_are_one_sentence(name: str) -> None:
+    refused("there is no folder or file|no checkpoint can be named|the model hub did not give it", name)
 
 
 def test_a_shift_that_cannot_be_decoded(folder: Path) -> None:
