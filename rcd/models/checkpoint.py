@@ -144,6 +144,8 @@ def made(
     tensors, layers = sum(1 for _ in opened.weights.headers()), opened.backbone_config["num_hidden_layers"]
     if layers > tensors:  # before as many are made
         raise RCDError(f"{opened.path} is said to have {layers} layers, and holds {tensors} tensors.")
+    if placed is not None:
+        placed.check(layers)
     model = build(opened.spec, opened.settings, opened.backbone_config)
     kind = computed(opened, model, device, dtype)
     spread = placed is not None and placed.several

@@ -7,6 +7,7 @@ the main device, because decoding reads their numbers itself (the codebook, Eq. 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rcd.errors import RCDError, first_line
+from rcd.errors import RCDError, first_line, told
 from rcd.models.dtypes import DTYPES, wide
 from rcd.models.lm import DiffusionLM
 from rcd.models.quantise import Quantisation
@@ -22,6 +23,8 @@ from rcd.models.quantise import Quantisation
 AUTO = ("auto", "balanced", "balanced_low_0", "sequential")
 DISK = "disk"
 LAYERS = "backbone.layers"
+FIXED = ("backbone.embed_tokens", "backbone.norm", "backbone.rotary_emb", "head")
+"""The parts that stay together, which with the layers are the whole model."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,10 @@ class Placing:
 
     main: Any = "auto"
     layers: dict[str, Any] = field(default_factory=dict)
-    """Names of layers (`backbone.layers.3`, or all of them, `backbone.layers`) -> device or `disk`."""
+    """Names of layers (`backbone.layers.3`, or all that are not named, `backbone.layers`) -> device or `disk`; empty
+    where all of them are on the main device."""
+    named: dict[int, str] = field(default_factory=dict)
+    """Numbers of the layers that a map names, each with the name in it."""
     folder: Path | None = None
     """Where layers lie that are on disk."""
     shared_out: bool = False
@@ -48,26 +54,39 @@ class Placing:
         if given is None:
             return cls(device)
         if isinstance(given, (str, int, torch.device)) and not isinstance(given, bool):
-            return cls("auto", {}, path, torch.cuda.device_count() > 1) if given in AUTO else cls(_device(given))
+            return cls("auto", {}, {}, path, torch.cuda.device_count() > 1) if given in AUTO else cls(_device(given))
         if not isinstance(given, Mapping) or not given:
             raise RCDError(f"device_map is a device, one of {', '.join(AUTO)}, or names of parts with a device each, "
-                           f"not {given!r}.")  # fmt: skip
-        found = {_ours(name): _device(where) for name, where in given.items()}
+                           f"not {told(given)}.")  # fmt: skip
+        found: dict[str, Any] = {}
+        named: dict[int, str] = {}
+        for name, where in given.items():
+            ours, device = _ours(name), _device(where)
+            if found.setdefault(ours, device) != device:
+                raise RCDError(f"device_map names the part {name!r} twice, in two spellings; leave one of them out.")
+            if ours.startswith(f"{LAYERS}."):
+                named[int(ours.removeprefix(f"{LAYERS}."))] = name
         layers = {name: where for name, where in found.items() if name.startswith(LAYERS)}
-        rest = {name: where for name, where in found.items() if name not in layers}
-        mains = set(rest.values()) or set(layers.values())
+        mains = {_nearest(found, part) for part in FIXED} - {None} or set(layers.values())
         if len(mains) > 1 or DISK in mains:
             raise RCDError(
                 "a device_map may place layers apart; embeddings, norm and head belong on one device together, which "
                 f"is not the disk, and this one says {', '.join(sorted(map(str, mains)))}."
             )
         [main] = mains
-        apart = {name: where for name, where in layers.items() if where != main}
+        layers[LAYERS] = _nearest(found, LAYERS) or main
+        apart = layers if set(layers.values()) != {main} else {}
         if apart and quantise is not None:
             raise RCDError("a quantised model stays on one device; leave out quantize, or name one device.")
         if DISK in apart.values() and path is None:
             raise RCDError("a device_map with 'disk' needs a folder for the weights; name it with offload_folder.")
-        return cls(main, apart, path)
+        return cls(main, apart, named, path)
+
+    def check(self, count: int) -> None:
+        """Every layer that is named is one of so many."""
+        for number, name in self.named.items():
+            if number >= count:
+                raise RCDError(f"device_map names {name!r}, and the model has {_parts(count - 1)}.")
 
     def spread(self, model: DiffusionLM) -> None:
         """Put the layers where they go, with accelerate's hooks around everything."""
@@ -75,10 +94,6 @@ class Placing:
 
         count, main = len(model.backbone.layers), torch.device(self.main)  # type: ignore[arg-type]
         whole = {LAYERS: main, **self.layers}
-        for name in self.layers:
-            number = name.removeprefix(LAYERS).lstrip(".")
-            if number and not (number.isdigit() and int(number) < count):
-                raise RCDError(f"device_map names {name}, and the model has the layers 0 to {count - 1}.")
         places: dict[str, Any] = {f"{LAYERS}.{n}": whole.get(f"{LAYERS}.{n}", whole[LAYERS]) for n in range(count)}
         if self.shared_out:
             places = {name: where for name, where in _by_room(model).items() if name.startswith(LAYERS)}
@@ -103,26 +118,40 @@ def _by_room(model: DiffusionLM) -> dict[str, Any]:
     return found
 
 
+def _nearest(found: Mapping[str, Any], part: str) -> Any | None:
+    """Where the most specific entry puts it: its own, or that of the closest part around it. Example: of
+    `backbone.norm`, that, else `backbone`, else `` (everything); None where nothing names it."""
+    while part and part not in found:
+        part = part.rpartition(".")[0]
+    return found.get(part)
+
+
 def _ours(name: Any) -> str:
-    """Of `model.layers.3`, `backbone.layers.3`; `` is everything."""
+    """Of `model.layers.3`, `backbone.layers.3`; `` is everything. Whole parts only."""
     if not isinstance(name, str):
-        raise RCDError(f"device_map names parts by texts, such as 'model.layers.0', not {name!r}.")
-    if name.startswith("lm_head"):
-        return "head" + name.removeprefix("lm_head")
-    found = "backbone" + name.removeprefix("model") if name == "model" or name.startswith("model.") else name
-    if found.split(".")[0] not in ("", "backbone", "head"):
-        raise RCDError(f"device_map names {name!r}; the parts are model.embed_tokens, model.layers.N, model.norm, "
-                       "model.rotary_emb and lm_head.")  # fmt: skip
-    return ".".join(found.split(".")[:3])
+        raise RCDError(f"device_map names parts by texts, such as 'model.layers.0', not {told(name)}.")
+    ours = re.sub("^model(?![^.])", "backbone", re.sub("^lm_head(?![^.])", "head", name))
+    layer = re.fullmatch(re.escape(LAYERS) + r"\.(0|[1-9][0-9]{0,8})", ours)
+    if layer is None and ours not in ("", "backbone", LAYERS, *FIXED):
+        raise RCDError(f"device_map names {told(name)}; the parts are {_parts()}, each as a whole.")
+    return ours
+
+
+def _parts(last: int | None = None) -> str:
+    """As a map names them."""
+    layers = "model.layers.N" if last is None else f"model.layers.0 to model.layers.{last}"
+    return f"model.embed_tokens, {layers}, model.norm, model.rotary_emb and lm_head"
 
 
 def _device(where: Any) -> Any:
     if where == DISK:
         return DISK
     try:
+        if isinstance(where, bool):
+            raise TypeError("True and False are none")
         return torch.device("cuda", where) if isinstance(where, int) else torch.device(where)
-    except (RuntimeError, TypeError) as error:
-        raise RCDError(f"device_map says {where!r}, which is no device ({first_line(error)}).") from error
+    except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+        raise RCDError(f"device_map says {told(where)}, which is no device ({first_line(error)}).") from error
 
 
 def chosen(targets: tuple[Any, ...]) -> tuple[Any | None, torch.dtype | None]:

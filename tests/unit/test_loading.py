@@ -94,6 +94,10 @@ def test_objects_without_weights_or_with_what_only_files_have_are_refused() -> N
 # -- device maps -------------------------------------------------------------------------------------------------------
 
 PARTS = {"model.embed_tokens": "cpu", "model.layers": "cpu", "model.norm": "cpu", "lm_head": "cpu"}
+NO_PARTS = (
+    "model.layers.00 model.layers.² model.layers.-1 model.layers. model.layers.1.mlp model.nope model. models head.x.y "
+    "lm_head.weight lm_headx"
+).split()
 
 
 @pytest.mark.parametrize("given", ["cpu", "auto", torch.device("cpu"), {"": "cpu"}, PARTS])
@@ -118,12 +122,43 @@ def test_layers_on_disk_decode_to_the_same_tokens(family: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"": "cpu", "model.layers": "disk", "model.layers.0": "cpu"}, ["cpu", "meta", "meta"]),
+        ({"model.layers.1": "cpu", "model.layers": "disk", "": "cpu"}, ["meta", "cpu", "meta"]),
+        ({**PARTS, "model.layers.2": "disk"}, ["cpu", "cpu", "meta"]),
+        ({"": "disk", **{name: "cpu" for name in PARTS if "layers" not in name}, "model.rotary_emb": "cpu",
+          "model.layers.2": "cpu"}, ["meta", "meta", "cpu"]),
+    ],
+)  # fmt: skip
+def test_the_most_specific_entry_of_a_map_wins(given: Any, where: list[str], tmp_path: Path) -> None:
+    rcd.Pipeline(toy("sdar", seed=3, spread=6.0, layers=3)).save(tmp_path / "model")
+    pipeline = rcd.load(tmp_path / "model", device_map=given, offload_folder=tmp_path / "disk")
+    layers: Any = pipeline.model.backbone.layers
+    assert [next(layer.parameters()).device.type for layer in layers] == where
+    want = rcd.load(tmp_path / "model", device="cpu").generate(PROMPTS, CONFIG).sequences
+    assert pipeline.generate(PROMPTS, CONFIG).sequences == want
+
+
+@pytest.mark.parametrize(
     ("given", "match"),
     [
         ({**PARTS, "lm_head": "meta"}, "belong on one device together.*cpu, meta"),
         ({"": "disk"}, "is not the disk"),
         ({**PARTS, "model.layers.1": "disk"}, "needs a folder.*offload_folder"),
-        ({"": "cpu", "model.layers.9": "meta"}, r"names backbone\.layers\.9, and the model has the layers 0 to 2"),
+        (
+            {"": "cpu", "model.layers.9": "meta"},
+            r"names 'model\.layers\.9', and the model has .*layers\.0 to model\.layers\.2",
+        ),
+        ({"": "cpu", "model.layers.99": "cpu"}, r"names 'model\.layers\.99', and the model has .*model\.layers\.2"),
+        *(
+            ({"": "cpu", name: "cpu"}, "names '.*; the parts are .*model.layers.N.*, each as a whole")
+            for name in NO_PARTS
+        ),
+        ({"": "cpu", "model.layers.1": "cpu", "backbone.layers.1": "meta"}, "names the part .* twice"),
+        ({"": "cpu", "model": "meta"}, "belong on one device together.*cpu, meta"),
+        ({"": True}, "says True, which is no device"),
+        ({"": 10**30}, "which is no device"),
         ({"transformer": "cpu"}, "names 'transformer'; the parts are"),
         ({3: "cpu"}, "names parts by texts"),
         ({"": "gpu"}, "says 'gpu', which is no device"),
