@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -53,11 +54,17 @@ def one_of(kind: str, name: object, choices: Iterable[str]) -> None:
         raise unknown_name(kind, name, choices)
 
 
-def number(name: str, value: Any, *, least: float, most: float = math.inf, why: str = "") -> None:
-    """A finite number in [least, most]."""
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not (good and least <= value <= most):
-        bounds = f"in [{least:g}, {most:g}]" if most < math.inf else f"a number of {least:g} or more"
+LARGEST = sys.float_info.max
+"""A whole number may be larger, and is then no float."""
+
+
+def number(name: str, value: Any, *, least: float, most: float = math.inf, why: str = "", below: bool = False) -> None:
+    """A finite number in [least, most], or with `below` in [least, most)."""
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST
+    if not (good and least <= value <= most) or (below and value == most):
+        bounds = (
+            f"in [{least:g}, {most:g}{')' if below else ']'}" if most < math.inf else f"a number of {least:g} or more"
+        )
         raise RCDError(f"{name} must be {bounds}, not {told(value)}{'; ' + why if why else ''}.")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rcd.errors import RCDError, whole
+from rcd.errors import RCDError, number, whole
 from rcd.models.family import BIDIRECTIONAL, BLOCK_CAUSAL, FamilySpec
 
 # Hugging Face's own layout: `model.` is the backbone, `lm_head` the head.
@@ -24,11 +24,34 @@ _SHARED_KEYS = (
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
+def check_eps(name: str, value: Any) -> None:
+    """What a norm adds to the mean of the squares before the root."""
+    number(name, value, least=0, most=1, below=True)
+
+
+def check_theta(name: str, value: Any) -> None:
+    """RoPE's base: below 1 its later channels would turn faster than its first; the largest in use is 10^7 or so."""
+    number(name, value, least=1, most=1e15)
+
+
+def _check_heads(heads: int, kv_heads: Any, key: str) -> None:
+    """Every head of keys and values serves equally many of queries."""
+    whole(f"{key} in config.json", kv_heads, least=1, most=heads)
+    if heads % kv_heads:
+        raise RCDError(f"{key} in config.json is {kv_heads}, by which the {heads} heads of queries cannot be divided.")
+
+
 def stock_config(config: dict[str, Any]) -> dict[str, Any]:
     """Keys that the stock configurations share with SDAR's, Dream's and Fast-dLLM v2's."""
     for key in _REQUIRED:
         whole(f"{key} in config.json", config[key], least=1)
     kept = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
+    if "head_dim" in kept:
+        whole("head_dim in config.json", kept["head_dim"], least=1)
+    if "rms_norm_eps" in kept:
+        check_eps("rms_norm_eps in config.json", kept["rms_norm_eps"])
+    if "num_key_value_heads" in kept:
+        _check_heads(kept["num_attention_heads"], kept["num_key_value_heads"], "num_key_value_heads")
     kept["rope_parameters"] = rope_of(config)
     if config.get("use_sliding_window"):
         raise RCDError("this checkpoint uses sliding-window attention, which diffusion decoding does not support.")
@@ -43,6 +66,12 @@ def rope_of(config: dict[str, Any]) -> dict[str, Any]:
     parameters = dict(parameters)
     parameters["rope_type"] = parameters.pop("type", None) or parameters.get("rope_type") or "default"
     parameters.setdefault("rope_theta", config.get("rope_theta", 10000.0))
+    check_theta("rope_theta in config.json", parameters["rope_theta"])
+    for key, value in parameters.items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number(f"{key} of RoPE in config.json", value, least=0)
+    if parameters.get("factor") is not None:
+        number("factor of RoPE in config.json", parameters["factor"], least=1)
     return parameters
 
 
@@ -65,17 +94,25 @@ def _llada_config(config: dict[str, Any]) -> dict[str, Any]:
         raise RCDError("this LLaDA checkpoint has biases on Q, K and V, which the Llama backbone does not have.")
     for key in ("d_model", "n_heads", "n_layers", "vocab_size"):
         whole(f"{key} in config.json", config[key], least=1)
+    for key in ("embedding_size", "mlp_hidden_size", "mlp_ratio", "n_kv_heads"):
+        if config.get(key) not in (None, 0):
+            whole(f"{key} in config.json", config[key], least=1)
     width, heads = config["d_model"], config["n_heads"]
+    kv_heads = config.get("n_kv_heads") or (1 if config.get("multi_query_attention") else heads)
+    _check_heads(heads, kv_heads, "n_kv_heads")
+    eps, theta = config.get("rms_norm_eps", 1e-5), config.get("rope_theta", 10000.0)
+    check_eps("rms_norm_eps in config.json", eps)
+    check_theta("rope_theta in config.json", theta)
     return {
         "vocab_size": config.get("embedding_size") or config["vocab_size"],
         "hidden_size": width,
-        "intermediate_size": config.get("mlp_hidden_size") or config.get("mlp_ratio", 4) * width,
+        "intermediate_size": config.get("mlp_hidden_size") or (config.get("mlp_ratio") or 4) * width,
         "num_hidden_layers": config["n_layers"],
         "num_attention_heads": heads,
-        "num_key_value_heads": config.get("n_kv_heads") or (1 if config.get("multi_query_attention") else heads),
+        "num_key_value_heads": kv_heads,
         "max_position_embeddings": config.get("max_sequence_length", 1024),
-        "rms_norm_eps": config.get("rms_norm_eps", 1e-5),
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000.0)},
+        "rms_norm_eps": eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": theta},
         "tie_word_embeddings": bool(config.get("weight_tying", True)),
         "attention_bias": False,
     }

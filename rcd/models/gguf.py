@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rcd import registry
 from rcd.errors import RCDError, first_line
+from rcd.models.families import check_eps, check_theta
 from rcd.models.family import FamilySpec
 from rcd.models.gguf_header import Header, Place, read_header
 
@@ -135,11 +136,14 @@ def _config(header: Header) -> dict[str, Any]:
         header, architecture, "block_count", "embedding_length", "feed_forward_length", "attention.head_count",
         "attention.head_count_kv", "context_length",
     )  # fmt: skip
-    eps = facts.get(f"{architecture}.attention.layer_norm_rms_epsilon")
+    eps = facts.get(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    check_eps(f"{architecture}.attention.layer_norm_rms_epsilon of the GGUF file {path}", eps)
+    theta = facts.get(f"{architecture}.rope.freq_base", 10000.0)
+    check_theta(f"{architecture}.rope.freq_base of the GGUF file {path}", theta)
     ends = [facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     common = {
-        "vocab_size": vocabulary, "rms_norm_eps": 1e-5 if eps is None else float(f"{eps:.6g}"),  # of an fp32: 1e-05
-        "rope_theta": facts.get(f"{architecture}.rope.freq_base", 10000.0),
+        "vocab_size": vocabulary, "rms_norm_eps": float(f"{eps:.6g}"),  # of an fp32: 1e-05
+        "rope_theta": theta,
         "mask_token_id": facts.get("tokenizer.ggml.mask_token_id"),
         "eos_token_id": list(dict.fromkeys(end for end in ends if end is not None)) or None,
         "bos_token_id": facts.get("tokenizer.ggml.bos_token_id"),

@@ -39,7 +39,8 @@ def _sdar_moe_config(config: dict[str, Any]) -> dict[str, Any]:
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise RCDError(f"mlp_only_layers in config.json should be a list of layers' numbers, not {dense!r}.")
-    kept["mlp_only_layers"] = [whole("a layer of mlp_only_layers", layer, least=0) for layer in dense]
+    last = kept["num_hidden_layers"] - 1
+    kept["mlp_only_layers"] = [whole("a layer of mlp_only_layers", layer, least=0, most=last) for layer in dense]
     return kept
 
 

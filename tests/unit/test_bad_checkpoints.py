@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import rcd
 from rcd.models.toy import toy, toy_tokenizer
 
+NAN, INF = float("nan"), float("inf")
 PARITY = Path(__file__).parent.parent / "fixtures" / "parity"
 
 
@@ -217,6 +218,17 @@ def test_rcd_json_of_the_wrong_kind(folder: Path, content: str, match: str) -> N
         ({"eos_token_id": "x"}, "end token id 'x' is outside"),
         ({"eos_token_id": 400}, "end token id 400 is outside"),
         ({"rope_scaling": "yarn"}, "RoPE settings"),
+        *(({"rope_theta": bad}, r"rope_theta in config.json must be in \[1, ") for bad in (0, -1, NAN, INF, "x", [1])),
+        ({"rope_theta": 10**400}, r"rope_theta in config.json must be in \[1, "),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor of RoPE in config.json must be"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": INF}}, "beta_fast of RoPE in config.json must be"),
+        *(
+            ({"rms_norm_eps": bad}, r"rms_norm_eps in config.json must be in \[0, 1\)")
+            for bad in (-1, 1, NAN, INF, "x")
+        ),
+        ({"head_dim": "x"}, "head_dim in config.json must be"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads in config.json is 3, by which the 4 heads"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads in config.json must be a whole number from 1 to 4"),
         ({"hidden_act": "foo"}, "does not fit"),
         ({"use_sliding_window": True}, "sliding-window"),
     ],
@@ -224,6 +236,40 @@ def test_rcd_json_of_the_wrong_kind(folder: Path, content: str, match: str) -> N
 def test_config_values_that_do_not_fit(folder: Path, changes: dict[str, Any], match: str) -> None:
     edit(folder, **changes)
     refused(match, folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"embedding_size": "x"}, "embedding_size in config.json must be a whole"),
+        ({"embedding_size": [1]}, "embedding_size in config.json must be a whole"),
+        ({"embedding_size": {}}, "embedding_size in config.json must be a whole"),
+        ({"mlp_hidden_size": "x"}, "mlp_hidden_size in config.json must be"),
+        ({"mlp_hidden_size": None, "mlp_ratio": "x"}, "mlp_ratio in config.json must be"),
+        ({"n_kv_heads": 3}, "n_kv_heads in config.json is 3, by which the 4 heads"),
+        ({"rope_theta": NAN}, r"rope_theta in config.json must be in \[1, "),
+        ({"rms_norm_eps": 1e38}, r"rms_norm_eps in config.json must be in \[0, 1\)"),
+    ],
+)
+def test_values_of_llada_that_do_not_fit(tmp_path: Path, changes: dict[str, Any], match: str) -> None:
+    rcd.Pipeline(toy("llada")).save(tmp_path / "model")
+    edit(tmp_path / "model", **changes)
+    refused(match, tmp_path / "model")
+
+
+@pytest.mark.parametrize("family", ["sdar_moe", "llada2_moe"])
+def test_values_of_families_with_experts_that_do_not_fit(family: str, tmp_path: Path) -> None:
+    rcd.Pipeline(toy(family)).save(tmp_path / "model")
+    good = json.loads((tmp_path / "model" / "config.json").read_text())
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"rope_theta": INF}, "rope_theta in config.json must be"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps in config.json must be"),
+    ]
+    if family == "sdar_moe":
+        wrong.append(({"mlp_only_layers": [10**9]}, "mlp_only_layers must be a whole number from 0 to 1"))
+    for changes, match in wrong:
+        edit(tmp_path / "model", **{**good, **changes})
+        refused(match, tmp_path / "model")
 
 
 def test_an_empty_list_of_end_tokens_falls_back_to_the_next_source(folder: Path) -> None:

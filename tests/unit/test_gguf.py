@@ -170,6 +170,27 @@ HOSTILE = {
         file(tensors=[tensor("token_embd.weight", [4, 4]), tensor("blk.0.ssm.weight", [4])], facts=LLADA),
         "holds the tensor blk.0.ssm.weight",
     ),
+    **{
+        f"a base of RoPE of {value}": (
+            file(tensors=[tensor("token_embd.weight", [4, 4])],
+                 facts=[*LLADA, fact("llada.rope.freq_base", 6, struct.pack("<f", value))]),
+            r"rope.freq_base of the GGUF file .* must be in \[1, 1e\+15\]",
+        )
+        for value in (0.0, -1.0, float("nan"), float("inf"))
+    },
+    **{
+        f"an epsilon of {value}": (
+            file(tensors=[tensor("token_embd.weight", [4, 4])],
+                 facts=[*LLADA, fact("llada.attention.layer_norm_rms_epsilon", 6, struct.pack("<f", value))]),
+            r"layer_norm_rms_epsilon of the GGUF file .* must be in \[0, 1\)",
+        )
+        for value in (1.0, -1.0, float("nan"), float("inf"), 1e38)
+    },
+    "an epsilon that is a text": (
+        file(tensors=[tensor("token_embd.weight", [4, 4])],
+             facts=[*LLADA, fact("llada.attention.layer_norm_rms_epsilon", 8, text("1e-5"))]),
+        r"must be in \[0, 1\), not '1e-5'",
+    ),
     "layers without end": (
         file(
             tensors=[tensor("token_embd.weight", [4, 4])],
