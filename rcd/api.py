@@ -42,7 +42,7 @@ from rcd.models.placing import chosen as chosen_place
 from rcd.models.placing import move
 from rcd.models.quantise import Quantisation
 from rcd.models.settings import RCDFile
-from rcd.streaming import check_streamer, streamed
+from rcd.streaming import Ends, check_streamer, streamed
 from rcd.texts import Canvas, Canvases, Prompt, Prompts, Texts
 
 MOST_ROWS = 128
@@ -118,11 +118,12 @@ class Pipeline(Texts):
         `probe` is shown every step (`rcd.decode.probe`). `streamer` is one of transformers', for one prompt."""
         began, results, failed = time.perf_counter(), dict[int, Generation](), list[Failed]()
         rows, canvases = self.encode_both(prompts, chat, canvas)
+        config = with_settings(config, settings)
         given: Any = dict(probe=probe, watch=streamer is not None)
-        events = self._events(rows, canvases, with_settings(config, settings), reference, generator, seeds, **given)
+        events = self._events(rows, canvases, config, reference, generator, seeds, **given)
         if streamer is not None:
             check_streamer(streamer, len(rows))
-            events = streamed(events, rows[0], streamer)
+            events = streamed(events, rows[0], streamer, self._ends(config, canvases[0]))
         for event in events:
             if isinstance(event, Finished):
                 results[event.row] = self.generation(event, event.at - began)
@@ -134,6 +135,15 @@ class Pipeline(Texts):
         return Output([results[row] for row in range(len(rows))])
 
     __call__ = generate
+
+    def _ends(self, config: Configs, canvas: Sequence[int]) -> Ends:
+        """What ends the answer of the one prompt of a call."""
+        one = next(iter(config), None) if isinstance(config, Sequence) else config
+        if not isinstance(one, DecodeConfig):
+            return Ends(self.decode)
+        given = max((place + 1 for place, token in enumerate(canvas) if token != self._mask), default=0)
+        stop_ids = {*one.stop_ids, *self.stops(one).get("stop_ids", ())}
+        return Ends(self.decode, one.stop, frozenset(stop_ids), given)
 
     @keywords(DecodeConfig)
     def stream(

@@ -35,6 +35,8 @@ class Answer:
         """Prompt tokens that did not have to be read."""
         self.ids: list[int] = []
         """Up to the first mask."""
+        self.end: int | None = None
+        """The place of the end token, as the last step's window has it; masks may stand before it."""
         self.filling.settled(self.ids)
         self._logprobs: dict[int, TokenLogprob] = {}
         self._searched = self._told = 0
@@ -43,6 +45,8 @@ class Answer:
         """Bring the beginning of the answer and the tokens' log probabilities up to date, by a step's window. Returns
         how many tokens are settled: those up to the first mask or the end token."""
         ids, open_ = draft.tolist(), masked.tolist()
+        places = range(max(0, self.filling.last - offset, -offset), len(ids))
+        self.end = next((offset + j for j in places if not open_[j] and ids[j] in self.ends), None)
         first = open_.index(True) if True in open_ else len(open_)
         if offset <= len(self.ids):
             self.ids[max(0, offset) :] = ids[max(0, -offset) : first]

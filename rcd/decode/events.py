@@ -60,9 +60,18 @@ class Step(_OfARow):
     settled: tuple[int, ...] = ()
     """The tokens of the answer that are final now and were not before. Those of all steps, joined, begin the answer,
     also where a canvas gives blocks that no window shows."""
+    end: int | None = None
+    """The place of the answer's end token among the answer's tokens, where the window has one; what stands behind it is
+    filler."""
+
+    @property
+    def shown(self) -> int:
+        """So many positions of the window are not filler."""
+        return len(self.draft) if self.end is None else self.end + 1 - self.offset
 
     def __str__(self) -> str:
-        new, left = self.draft[self.committed].tolist(), int(self.masked.sum())
+        here = slice(self.shown)
+        new, left = self.draft[here][self.committed[here]].tolist(), int(self.masked[here].sum())
         shown = " ".join(map(str, new[:SHOWN])) + (" ..." if len(new) > SHOWN else "")
         told = f" ({shown})" if new else ""
         return f"prompt {self.row}, step {self.number}: {_count(len(new), 'token')} committed{told}, " + (

@@ -132,7 +132,7 @@ def step_of(engine: Engine, trace: Trace, row: int, one: Serving, now: RowReport
     return Step(
         one.request.row, offset, now.denoised, final, draft, committed, revised, masked,
         confidence, trace.alpha[here].clone() if engine.rows.carry.alpha is not None else None, best,
-        one.answer.tell(final),
+        one.answer.tell(final), one.answer.end,
     )  # fmt: skip
 
 

@@ -158,5 +158,5 @@ def _event(
     return Step(
         answer.row, offset, number, answer.grow(offset, draft, left, committed, told), draft, committed,
         committed & ~masked, left, spread(blank, outcome.confidence).masked_fill(~predicted, float("nan")),
-        None if alpha is None else spread(blank, alpha), told,
+        None if alpha is None else spread(blank, alpha), told, end=answer.end,
     )  # fmt: skip

@@ -12,11 +12,10 @@ from typing import Any
 from rcd import blanks
 from rcd.data.examples import prompt_ids
 from rcd.errors import RCDError
+from rcd.streaming import CONTEXT, common_start
 
 BROKEN = "\ufffd"
 """What a tokenizer writes for a character whose bytes are not all there."""
-CONTEXT = 64
-"""Tokens that are decoded again with new ones: spaces and characters depend on what is before them."""
 CLEANED = 4
 """Characters at the end that `clean_up_tokenization_spaces` may still change: the longest that it looks for."""
 BYTE, LETTERS = re.compile("<0x[0-9A-F]{2}>"), re.compile("[ \u2581\u0120]?[A-Za-z]+")
@@ -24,17 +23,6 @@ PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 BYTE_OF = {chr(one): one for one in PRINTED}
 BYTE_OF |= {chr(256 + place): one for place, one in enumerate(sorted({*range(256)} - {*PRINTED}))}
 """The letters that byte-level tokenizers write for bytes."""
-
-
-def common_start(text: str, stops: Sequence[str]) -> int:
-    """The length of the longest end of the text with which a stop string may begin."""
-    most = 0
-    for stop in stops:
-        for length in range(min(len(stop) - 1, len(text)), most, -1):
-            if text.endswith(stop[:length]):
-                most = length
-                break
-    return most
 
 
 class Words:

@@ -134,6 +134,46 @@ def test_drafts_go_to_put_draft_and_only_settled_tokens_to_put(pipeline: rcd.Pip
     assert first == pipeline.encode(PROMPT)[0] and [token for ids in rest for token in ids] == found.ids
 
 
+@pytest.mark.parametrize("threshold", [0.3, 1.0])
+def test_nothing_of_a_stop_is_put(threshold: float) -> None:
+    """Neither of a stop string that two tokens make, nor what the same step decides behind it."""
+    from transformers import TextStreamer
+
+    pipeline = rcd.load("bundled:words-rcd")
+    question = "Leo has 40 marbles. He loses 15 of them at the park. How many marbles does he have now?"
+    whole = pipeline.generate(question, threshold=threshold).results[0]
+    for stop in ({"stop": "Answer"}, {"stop": ("Answer:",)}, {"stop_ids": (whole.ids[6],)}, {"stop": "no such text"}):
+        told, given = io.StringIO(), dict[str, Any](threshold=threshold, **stop)
+        right = pipeline.generate(question, **given).results[0]
+        with contextlib.redirect_stdout(told):
+            streamer = TextStreamer(pipeline.tokenizer, skip_prompt=True, skip_special_tokens=True)
+            found = pipeline.generate(question, streamer=streamer, **given).results[0]
+        assert found.text == right.text and told.getvalue().strip() == right.text.strip()
+        heard = Heard()
+        pipeline.generate(question, streamer=heard, **given)
+        _, *rest = [ids for kind, ids in heard.told if kind == "put"]
+        assert pipeline.decode([token for ids in rest for token in ids]).strip() == right.text.strip()
+
+
+def test_what_a_canvas_gives_is_put_although_it_looks_like_a_stop(pipeline: rcd.Pipeline) -> None:
+    heard, canvas = Heard(), "[MASK:3] sees a [MASK:3]"
+    given: dict[str, Any] = dict(canvas=canvas, stop="sees", threshold=1.0, eos_suppression="logits_all")
+    found = pipeline.generate(PROMPT, streamer=heard, **given).results[0]
+    assert [token for kind, ids in heard.told[1:] if kind == "put" for token in ids] == found.ids
+
+
+def test_filler_is_neither_put_nor_printed() -> None:
+    pipeline, heard = rcd.load("bundled:words-rcd"), Heard()
+    question = "Mia has 12 pens. She gives 5 of them away. How many pens does she have now?"
+    ends = set(pipeline.settings.eos_token_ids)
+    found = pipeline.generate(question, streamer=heard).results[0]
+    for kind, ids in heard.told:
+        assert kind != "draft" or not ends & set(ids[:-1])  # at most the last one is
+    steps = [one for one in pipeline.stream(question) if isinstance(one, rcd.Step)]
+    counted = [int(str(one).split(": ")[1].split()[0]) for one in steps]
+    assert sum(counted) == found.tokens < sum(int(one.committed.sum()) for one in steps)
+
+
 def test_transformers_own_streamer_of_drafts_takes_them(pipeline: rcd.Pipeline) -> None:
     from transformers import TextDiffusionStreamer
 
