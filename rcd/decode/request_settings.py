@@ -41,8 +41,8 @@ class RequestSettings:
     kl_threshold: float = setting(default=0.01, ge=0, why="0 commits one token a step")
     """Of the commit rule `klass`, in nats: larger commits more."""
     edit_threshold: float = setting(default=0.5, ge=0, why="1 edits nothing")
-    """Of the commit rule `joint_threshold`: a token of the unfinished block is replaced by a prediction that is surer
-    than this. 0 replaces wherever the prediction differs, 1 nowhere."""
+    """Of the commit rule `joint_threshold`, for models trained to edit (LLaDA2.1): a token of the unfinished block is
+    replaced by a prediction that is surer than this. 0 replaces wherever the prediction differs, 1 nowhere."""
     max_post_steps: int = setting(default=16, ge=0, le=256, why="edits may go round in a circle")
     """Of the commit rule `joint_threshold`: at most so many steps of a block without masks, which goes on while tokens
     are replaced."""
@@ -50,8 +50,9 @@ class RequestSettings:
     """Of Dream's commit rules `maskgit_plus`, `entropy` and `topk_margin`: above 0, what is committed is drawn from
     softmax(score / alg_temp)."""
     num_inference_steps: int | None = setting(default=None, ge=1)
-    """At most this many denoising steps a block: each step then commits at least its share of the block (SDAR's dynamic
-    and static rules). None: at least one token a step, as in the paper."""
+    """At most this many denoising steps a block (LLaDA's `steps` counts all blocks: divide by their number): each step
+    then commits at least its share of the block (SDAR's dynamic and static rules). None: at least one token a step, as
+    in the paper."""
     temperature: float = setting(default=0.0, ge=0, why="0 is greedy")
     """0 is greedy."""
     top_k: int = setting(default=0, ge=0)

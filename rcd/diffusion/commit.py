@@ -193,8 +193,9 @@ def klass(scores_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -> Tenso
     published="threshold 0.7, edit_threshold 0.5 (quality) or 0.5, 0 (speed); max_post_steps 16",
 )  # fmt: skip
 def joint_threshold(scores_BL: Tensor, quota_B: Tensor, settings: CommitSettings) -> Tensor:
-    """Of the masks all above the threshold, and at least the quota; and tokens of the unfinished block are replaced by
-    other predictions that are surer than `edit_threshold`, also when no mask is left."""
+    """For models trained to edit (LLaDA2.1): of the masks all above the threshold, and at least the quota; and tokens
+    of the unfinished block are replaced by other predictions that are surer than `edit_threshold`, also when no mask is
+    left."""
     assert settings.masked is not None and settings.changes is not None
     masks = scores_BL.masked_fill(~settings.masked, NONE)
     edits = ~settings.masked & settings.changes & (_confidence(settings) > settings.edit_threshold)

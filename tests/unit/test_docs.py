@@ -75,3 +75,17 @@ def test_the_first_example_of_a_page_runs(page: str, capsys: pytest.CaptureFixtu
     assert example is not None
     exec(compile(example.group(1), page, "exec"), {})
     assert "Answer: 25" in capsys.readouterr().out
+
+
+def test_the_small_checkpoint_of_every_family_can_be_looked_at_offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from rcd.cli.main import app
+
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs/decoding.md").read_text()
+    lines = re.findall(r"^rcd (info tests/fixtures.+)$", page.split("\n## Families\n")[1].split("\n## ")[0], re.M)
+    found = [CliRunner().invoke(app, line.split()) for line in lines]
+    assert [one.exit_code for one in found] == [0] * len(lines)
+    said = {re.findall(r"family +(\w+)", one.stdout)[0] for one in found}
+    assert said == {"sdar", "sdar_moe", "llada", "llada2_moe", "dream", "fast_dllm_qwen"}
