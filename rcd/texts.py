@@ -90,7 +90,7 @@ class Texts:
         """(every prompt, its canvas), as token ids; an empty canvas gives nothing. A prompt with masks ends before the
         first, and its canvas begins there. Without a prompt, or with an empty one, the canvas's first words are it."""
         mask = self._mask
-        if prompts is None:
+        if prompts is None or (isinstance(prompts, str) and not prompts and canvas is not None):
             if canvas is None:
                 raise RCDError("there is no prompt; give one, or a canvas that begins with words.")
             count = 1 if blanks.single(canvas) else len(canvas)

@@ -98,6 +98,8 @@ def generate(
     from rcd.models.threads import limit_threads
 
     question = _read() if prompt == "-" else prompt
+    if not question and canvas is not None:
+        question = None  # the canvas has it
     asked = decoding.config()  # flags are checked before a large model is read
     if carry is None or not carry.startswith(opt.TRAINED):
         decoding.chosen(carry, None)

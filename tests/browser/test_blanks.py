@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 CANVAS = "[MASK:5] = 25. [MASK:4]"
 
 
-def fill_in(page: Page, canvas: str) -> None:
-    page.get_by_label("Problem").fill(QUESTION)
+def fill_in(page: Page, canvas: str, question: str = QUESTION) -> None:
+    page.get_by_label("Problem").fill(question)
     page.get_by_role("button", name="Fill in blanks").click()
     field = page.get_by_label("Answer with blanks")
     assert field.evaluate("(one) => one === document.activeElement")
@@ -40,6 +40,16 @@ def test_blanks_are_filled_in_and_what_is_given_is_told_apart(site: Site, visit:
     tokens = page.locator(f"{COLUMNS[1]} [data-count=tokens]").inner_text()
     shown = page.locator(f"{COLUMNS[1]} .tok:not([hidden])").count()
     assert 0 < int(tokens) <= shown - 4 + 1  # one end token may be hidden
+
+
+def test_without_a_problem_the_words_before_the_first_blank_are_it(site: Site, visit: Open) -> None:
+    page, words = visit(), "Leo has 40 marbles. He loses"
+    fill_in(page, f"{words} [MASK:2] of them. Answer: [MASK:2]", "")
+    ended(page)
+    canvas = "[MASK:2] of them. Answer: [MASK:2]"
+    assert answers(page) == [
+        site.ask(name, words, rcd={"canvas": canvas}).strip() for name in ("words-seqd", "words-rcd")
+    ]
 
 
 def test_the_link_keeps_the_blanks_and_the_closed_field_asks_for_none(site: Site, visit: Open) -> None:

@@ -335,9 +335,11 @@ def test_a_canvas_is_filled_in(folder: str) -> None:
 
 def test_of_a_canvas_alone_the_whole_sentence_is_printed(folder: str) -> None:
     flags = ["--model", folder, "--device", "cpu", "--threshold", "1", "--eos-suppression", "logits_all"]
-    result = CliRunner().invoke(app, ["generate", "--canvas", "the old [MASK:3] sees a [MASK].", *flags])
-    assert result.exit_code == 0 and result.stdout.startswith("the old ") and " sees a " in result.stdout
-    assert "does not know" not in result.stderr
+    for prompt in ([], [""]):
+        given = ["generate", *prompt, "--canvas", "the old [MASK:3] sees a [MASK].", *flags]
+        result = CliRunner().invoke(app, given)
+        assert result.exit_code == 0 and result.stdout.startswith("the old ") and " sees a " in result.stdout
+        assert "does not know" not in result.stderr
 
 
 def test_masks_that_are_read_as_text_are_said(folder: str) -> None:
