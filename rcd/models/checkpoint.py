@@ -25,6 +25,7 @@ from rcd.models.placing import Placing
 from rcd.models.quantise import Quantisation, check_installed
 from rcd.models.room import check_room
 from rcd.models.settings import RCDFile, resolve
+from rcd.models.tensors import check_experts
 
 MASK_TEXT = "<|MASK|>"
 MASK_TEXTS = (MASK_TEXT, "<MASK>", "[MASK]", "<mask>", "<|mdm_mask|>", "<|mask|>", "|<MASK>|")
@@ -141,12 +142,14 @@ def made(
     placed: Placing | None = None,
 ) -> Checkpoint:  # fmt: skip
     """Go on with what was opened: build the model and put its tensors in place."""
-    tensors, layers = sum(1 for _ in opened.weights.headers()), opened.backbone_config["num_hidden_layers"]
-    if layers > tensors:  # before as many are made
-        raise RCDError(f"{opened.path} is said to have {layers} layers, and holds {tensors} tensors.")
+    names, layers = [name for name, _, _ in opened.weights.headers()], opened.backbone_config["num_hidden_layers"]
+    if layers > len(names):  # before as many are made
+        raise RCDError(f"{opened.path} is said to have {layers} layers, and holds {len(names)} tensors.")
     if placed is not None:
         placed.check(layers)
     model = build(opened.spec, opened.settings, opened.backbone_config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    check_experts(opened.spec, shapes, names, opened.path)
     kind = computed(opened, model, device, dtype)
     spread = placed is not None and placed.several
     if prequantised.method_of(opened.config, opened.path) is not None:

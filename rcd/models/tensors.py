@@ -13,14 +13,16 @@ Shapes: F rows of a matrix of one expert, D columns.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rcd.errors import RCDError
 from rcd.models.family import FamilySpec, translate
 
 Shape = tuple[int, ...]
@@ -99,14 +101,35 @@ def taken(state: Mapping[str, Tensor], pieces: list[Piece]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _expert(spec: FamilySpec) -> re.Pattern[str]:
+    """The checkpoint's names of experts' tensors; the group that is found is the expert's number."""
+    theirs = (re.escape(name) for experts in spec.experts for name in experts.theirs)
+    return re.compile("|".join(name.replace(r"\{n\}", "[0-9]+").replace(r"\{e\}", "([0-9]{1,9})") for name in theirs))
+
+
+def check_experts(spec: FamilySpec, shapes: Mapping[str, Shape], names: Collection[str], path: Path) -> None:
+    """Of a model whose tensors have these shapes: a file with those names holds as many experts, before as many are
+    laid out. A single tensor that is missing is named later."""
+    ours = tuple((experts.ours, "") for experts in spec.experts)
+    expected = max((shape[0] for name, shape in shapes.items() if translate(name, ours) is not None), default=0)
+    if not expected:
+        return
+    expert = _expert(spec)
+    found = (expert.fullmatch(name) for name in names)
+    held = 1 + max((int(match[match.lastindex or 0]) for match in found if match), default=-1)
+    if held != expected and (held or expected > len(names)):
+        raise RCDError(
+            f"{path} is said to have {expected} experts in a layer, and holds the tensors of {held}; correct "
+            "num_experts in its config.json, or download the checkpoint again."
+        )
+
+
 def active(spec: FamilySpec, config: Mapping[str, Any], shapes: Iterable[tuple[str, Shape]]) -> int | None:
     """How many numbers of a checkpoint's tensors a token meets: of the experts', those of the ones it goes to. None
     where there are no experts."""
     if not spec.experts:
         return None
-    theirs = (re.escape(name) for experts in spec.experts for name in experts.theirs)
-    expert = re.compile("|".join(name.replace(r"\{n\}", r"\d+").replace(r"\{e\}", r"\d+") for name in theirs))
-    sizes = {True: 0, False: 0}
+    expert, sizes = _expert(spec), {True: 0, False: 0}
     for name, shape in shapes:
         sizes[expert.fullmatch(name) is not None] += prod(shape)
     return sizes[False] + sizes[True] * int(config["num_experts_per_tok"]) // int(config["num_experts"])

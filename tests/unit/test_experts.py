@@ -80,7 +80,19 @@ def test_a_missing_expert_and_one_of_another_shape_are_refused(tmp_path: Path) -
     with pytest.raises(RCDError, match=r"has shape \[64, 5\], but its config.json means \[64, 32\]"):
         ckpt.load(folder, device="cpu")
     save_file({**state, name.replace("3", "8"): state[name].clone()}, folder / "model.safetensors")
-    with pytest.raises(RCDError, match="which the family sdar_moe does not have"):
+    with pytest.raises(RCDError, match=r"said to have 8 experts in a layer, and holds the tensors of 9; .*num_experts"):
+        ckpt.load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("family", ["sdar_moe", "llada2_moe"])
+@pytest.mark.parametrize("count", [16, 200_000, 10**12])
+def test_another_number_of_experts_than_the_files_is_refused_before_they_are_laid_out(
+    family: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(family, tmp_path / "a", num_experts=count)
+    for laid_out in ("fill", "check_room"):
+        monkeypatch.delattr(ckpt, laid_out)
+    with pytest.raises(RCDError, match=f"said to have {count} experts in a layer, and holds the tensors of 8; correct"):
         ckpt.load(folder, device="cpu")
 
 
