@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from rcd.diffusion.attention import ATTENTION
-from rcd.errors import RCDError, first_line
+from rcd.errors import RCDError, first_line, told
 from rcd.models.family import FamilySpec, translate
+from rcd.models.filling import FLOATS, check_finite
 from rcd.models.lm import DiffusionLM, WideNorm
 from rcd.models.room import free_memory, shown
 from rcd.models.source import Weights, quiet
+from rcd.models.tensors import layout_of
 
 PACKAGES = {
     "torchao": "torchao", "compressed-tensors": "compressed-tensors", "bitsandbytes": "bitsandbytes",
@@ -31,15 +33,15 @@ def method_of(config: dict[str, Any], path: Path) -> str | None:
     if given is None:
         return None
     if not isinstance(given, dict):
-        raise RCDError(f"{path} has a quantization_config that is no JSON object: {given!r}.")
+        raise RCDError(f"{path} has a quantization_config that is no JSON object: {told(given)}.")
     bits = given.get("load_in_4bit") or given.get("load_in_8bit")
     method = given.get("quant_method", "bitsandbytes" if bits else None)
-    if method not in PACKAGES:
+    if not isinstance(method, str) or method not in PACKAGES:
         raise RCDError(
-            f"{path} is quantised by {method!r}, which is not read; take one quantised by {', '.join(PACKAGES)}, or "
-            "the checkpoint that it was made from, with --quantize."
+            f"{path} is quantised by {told(method)}, which is not read; take one quantised by {', '.join(PACKAGES)}, "
+            "or the checkpoint that it was made from, with --quantize."
         )
-    return str(method)
+    return method
 
 
 def load(
@@ -60,8 +62,18 @@ def load(
             f"{path} is a quantised {spec.name}, whose matrices are kept otherwise here than in its files; take the "
             "checkpoint that it was made from, with --quantize."
         )
+    plain = layout_of(spec, {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()})
+    own = [name for name, _, kind in weights.headers() if name not in plain or kind not in FLOATS]
+    if all(name.endswith(spec.unused) for name in own):  # else a quantiser takes floats as they are, and says nothing
+        raise RCDError(
+            f"{path} is said to be quantised by {method}, and holds nothing but the floats of a {spec.name}; take "
+            "quantization_config out of its config.json."
+        )
     stored = sum(prod(shape) * kind.itemsize for _, shape, kind in weights.headers())
     _check_room(path, empty.size * dtype.itemsize if method == UNPACKED else stored, device)
+    for name, tensor in weights:  # as stored: packages keep their numbers where no list of a model's tensors has them
+        if tensor.is_floating_point():
+            check_finite(tensor if tensor.dtype in FLOATS else tensor.float(), name, path)
     import transformers
 
     stock = getattr(transformers, f"{spec.backbone}Config")(**backbone_config)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import rcd
+from rcd.models.prequantised import PACKAGES
 from rcd.models.toy import toy
 
 CONFIG = rcd.DecodeConfig(max_new_tokens=12, carry="residual")
@@ -124,6 +125,8 @@ def test_a_package_that_is_missing_is_named(method: str, package: str, tmp_path:
     if importlib.util.find_spec(package.replace("optimum-quanto", "optimum")) is not None:
         pytest.skip(f"{package} is installed")
     folder = spoilt(tmp_path / "low", quant_method=method, bits=4, group_size=32)
+    state = load_file(folder / "model.safetensors")
+    save_file({**state, "model.layers.0.mlp.up_proj.scales": torch.ones(1)}, folder / "model.safetensors")
     with pytest.raises(
         rcd.RCDError, match=rf"is quantised by {method}, .*\(pip install {package}\) cannot load it"
     ) as e:
@@ -136,6 +139,8 @@ def test_a_package_that_is_missing_is_named(method: str, package: str, tmp_path:
     [
         ({"quant_method": "magic"}, "quantised by 'magic', which is not read; .*gptq, awq"),
         ({"quant_method": 4}, "quantised by 4, which is not read"),
+        ({"quant_method": ["awq"]}, r"quantised by \['awq'\], which is not read"),
+        ({"quant_method": {}}, "quantised by {}, which is not read"),
         ({"bits": 4}, "quantised by None, which is not read"),
         ({}, "quantization_config that is no JSON object: 'int4'"),
     ],
@@ -143,6 +148,44 @@ def test_a_package_that_is_missing_is_named(method: str, package: str, tmp_path:
 def test_unknown_methods_are_one_sentence(given: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(rcd.RCDError, match=match):
         rcd.load(spoilt(tmp_path / "low", **given), device="cpu")
+
+
+@pytest.mark.parametrize("method", PACKAGES)
+def test_floats_that_are_said_to_be_quantised_are_refused(method: str, tmp_path: Path) -> None:
+    with pytest.raises(rcd.RCDError, match=rf"quantised by {method}, and holds nothing but the floats of a sdar; take"):
+        rcd.load(spoilt(tmp_path / "low", quant_method=method), device="cpu")
+
+
+def eight_bit_floats(folder: Path, scale: float = 1.0) -> Path:
+    """Blocks of 128 x 128 with a scale each, as DeepSeek's files have them."""
+    spoilt(folder, quant_method="fp8", weight_block_size=[128, 128])
+    out: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        if not name.endswith("_proj.weight"):
+            out[name] = tensor
+            continue
+        largest = tensor.abs().max() / 448
+        out |= {name: (tensor / largest).to(torch.float8_e4m3fn), f"{name}_scale_inv": largest.view(1, 1) * scale}
+    save_file(out, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+def test_floats_of_eight_bits_are_read_as_floats_without_a_gpu(tmp_path: Path) -> None:
+    pipeline, whole = rcd.load(eight_bit_floats(tmp_path / "low"), device="cpu"), toy("sdar").model
+    for name, tensor in whole.state_dict().items():
+        found = pipeline.model.state_dict()[name]
+        assert (found - tensor).norm() <= 0.05 * tensor.norm(), name
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    folder = eight_bit_floats(tmp_path / "low", scale=float("inf"))
+    with pytest.raises(rcd.RCDError, match=r"_proj\.weight_scale_inv of .* holds NaN or inf"):
+        rcd.load(folder, device="cpu")
+    state = load_file(eight_bit_floats(tmp_path / "other") / "model.safetensors")
+    state["model.layers.0.mlp.up_proj.weight"].view(torch.uint8)[2, 3] = 0x7F
+    save_file(state, tmp_path / "other" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(rcd.RCDError, match=r"layers\.0\.mlp\.up_proj\.weight of .* holds NaN or inf"):
+        rcd.load(tmp_path / "other", device="cpu")
 
 
 def test_names_that_torchao_does_not_know_are_refused(tmp_path: Path) -> None:
