@@ -135,9 +135,9 @@ def matched(
 
     `shared` is [max of the lowest rho, min of the highest]; `range` the useful part of it, from its beginning to where
     y_base(rho) first falls below y_base's best / 2 (None when there is none); `points` the differences at `at` (None:
-    at 9 places evenly over `range`); `mean` the mean difference over `range`. The 95% intervals are percentiles of a
-    bootstrap over the items and the two made-up ones (as slow as the mean item), in which both accuracies and both
-    tokens per step are computed anew."""
+    at 9 places evenly over `range`, at one where it is a point); `mean` the mean difference over `range`. The 95%
+    intervals are percentiles of a bootstrap over the items and the two made-up ones (as slow as the mean item), in
+    which both accuracies and both tokens per step are computed anew."""
     check_same_items(base, other)
     whole("resamples", resamples, least=1)
     a, b = _Curve.of(base), _Curve.of(other)
@@ -156,7 +156,7 @@ def matched(
     if len(useful):
         result["range"] = [float(useful[0]), float(useful[-1])]
     if at is None:
-        at = np.linspace(useful[0], useful[-1], 9).tolist() if len(useful) else []
+        at = list(dict.fromkeys(np.linspace(useful[0], useful[-1], 9).tolist())) if len(useful) else []
     places = np.concatenate([np.asarray(at, dtype=float), useful])
     if not len(places):
         return {**result, "points": [], "mean": None}

@@ -298,6 +298,7 @@ def test_a_single_point_has_no_area_and_another_rule_is_not_the_papers_compariso
                      figures=other.figures[:1])  # fmt: skip
     for lines, area in (([base, other], True), ([base, single], False)):
         found = found_of(lines)
+        assert len(found["comparisons"][0]["all"]["matched"]["points"]) == (9 if area else 1)
         assert ("AUP" in Read(report.page(found, lines)).words.split("Every point")[0]) == area
     base, other = line("SeqD", 0.0, carry=NoCarry()), line("RCD", 0.2, carry=Residual())
     config = replace(other.entry.config, commit="klass")
