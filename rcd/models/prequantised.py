@@ -62,13 +62,7 @@ def load(
             f"{path} is a quantised {spec.name}, whose matrices are kept otherwise here than in its files; take the "
             "checkpoint that it was made from, with --quantize."
         )
-    plain = layout_of(spec, {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()})
-    own = [name for name, _, kind in weights.headers() if name not in plain or kind not in FLOATS]
-    if all(name.endswith(spec.unused) for name in own):  # else a quantiser takes floats as they are, and says nothing
-        raise RCDError(
-            f"{path} is said to be quantised by {method}, and holds nothing but the floats of a {spec.name}; take "
-            "quantization_config out of its config.json."
-        )
+    _check_quantised(path, method, empty, weights)
     stored = sum(prod(shape) * kind.itemsize for _, shape, kind in weights.headers())
     _check_room(path, empty.size * dtype.itemsize if method == UNPACKED else stored, device)
     for name, tensor in weights:  # as stored: packages keep their numbers where no list of a model's tensors has them
@@ -103,6 +97,30 @@ def load(
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model
+
+
+def _check_quantised(path: Path, method: str, empty: DiffusionLM, weights: Weights) -> None:
+    """From the headers: something is quantised, and each such tensor has a scale beside it. Quantisers take floats, and
+    numbers without a scale, as they are, and say nothing."""
+    spec = empty.spec
+    plain = layout_of(spec, {name: tuple(tensor.shape) for name, tensor in empty.state_dict().items()})
+    added: set[str] = set()
+    low: dict[str, torch.dtype] = {}
+    for name, _, kind in weights.headers():
+        if name in plain:
+            low |= {} if kind in FLOATS else {name: kind}
+        elif not name.endswith(spec.unused):
+            parts = name.rsplit(".", 3)  # `...up_proj.weight_scale`, `...up_proj.weight.quant_state.bitsandbytes__nf4`
+            added |= {".".join(parts[:count]) for count in range(1, len(parts))} or {name}
+    if not added and not low:
+        raise RCDError(
+            f"{path} is said to be quantised by {method}, and holds nothing but the floats of a {spec.name}; take "
+            "quantization_config out of its config.json."
+        )
+    for name, kind in low.items():
+        if name.rpartition(".")[0] not in added:
+            raise RCDError(f"the tensor {name} of {path} is {kind}, and no scale is beside it; download the checkpoint "
+                           "again.")  # fmt: skip
 
 
 def _check_room(path: Path, needed: int, device: torch.device) -> None:

@@ -111,8 +111,8 @@ def test_what_bitsandbytes_writes_is_read(tmp_path: Path) -> None:
     assert pipeline.generate(PROMPTS, CONFIG).sequences == pipeline.generate(PROMPTS, ORACLE).sequences
 
 
-def spoilt(folder: Path, **quantization: Any) -> Path:
-    rcd.Pipeline(toy("sdar")).save(folder)
+def spoilt(folder: Path, family: str = "sdar", **quantization: Any) -> Path:
+    rcd.Pipeline(toy(family)).save(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization or "int4"}))
     return folder
@@ -168,6 +168,29 @@ def eight_bit_floats(folder: Path, scale: float = 1.0) -> Path:
         out |= {name: (tensor / largest).to(torch.float8_e4m3fn), f"{name}_scale_inv": largest.view(1, 1) * scale}
     save_file(out, folder / "model.safetensors", {"format": "pt"})
     return folder
+
+
+@pytest.mark.parametrize("method", ["fp8", "bitsandbytes"])
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn])
+def test_low_bits_without_a_scale_are_refused(method: str, kind: torch.dtype, tmp_path: Path) -> None:
+    folder = spoilt(tmp_path / "low", quant_method=method)
+    state = load_file(folder / "model.safetensors")
+    low = {name: t.to(kind) if name.endswith("_proj.weight") else t for name, t in state.items()}
+    save_file(low, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(rcd.RCDError, match=rf"_proj.weight of .* is {kind}, and no scale is beside it"):
+        rcd.load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("family", ["sdar", "llada", "dream"])
+def test_a_tensor_that_the_quantiser_passes_over_is_refused(family: str, tmp_path: Path) -> None:
+    """bitsandbytes without a word of how many bits quantises nothing; its scales are then left over."""
+    folder = spoilt(tmp_path / "low", family, quant_method="bitsandbytes")
+    state = load_file(folder / "model.safetensors")
+    name = next(name for name in state if ".0." in name and state[name].dim() == 2)
+    more = {name: state[name].to(torch.int8), name.replace(".weight", ".SCB"): torch.ones(len(state[name]))}
+    save_file({**state, **more}, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(rcd.RCDError, match=r"holds 1 tensor.* that its quantization_config does not mean"):
+        rcd.load(folder, device="cpu")
 
 
 def test_floats_of_eight_bits_are_read_as_floats_without_a_gpu(tmp_path: Path) -> None:
