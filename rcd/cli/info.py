@@ -88,7 +88,7 @@ def memory(opened: Opened) -> dict[str, str]:
     """What the weights take as floats and quantised, as `load` estimates it."""
     import torch
 
-    from rcd.models.checkpoint import build
+    from rcd.models.checkpoint import empty
     from rcd.models.prequantised import method_of
     from rcd.models.quantise import Quantisation
     from rcd.models.room import estimate, shown
@@ -97,9 +97,9 @@ def memory(opened: Opened) -> dict[str, str]:
     if method is not None:
         stored = sum(math.prod(shape) * dtype.itemsize for _, shape, dtype in opened.weights.headers())
         return {f"as it comes ({method})": shown(stored)}
-    empty = build(opened.spec, opened.settings, opened.backbone_config)
+    model = empty(opened)
     return {
-        name: shown(estimate(empty, opened.weights, getattr(torch, dtype), Quantisation.parse(quantize)).weights)
+        name: shown(estimate(model, opened.weights, getattr(torch, dtype), Quantisation.parse(quantize)).weights)
         for name, dtype, quantize in (
             ("float32", "float32", None), ("bfloat16", "bfloat16", None), ("int8", "bfloat16", "int8"),
             ("int4", "bfloat16", "int4"),

@@ -142,14 +142,11 @@ def made(
     placed: Placing | None = None,
 ) -> Checkpoint:  # fmt: skip
     """Go on with what was opened: build the model and put its tensors in place."""
-    names, layers = [name for name, _, _ in opened.weights.headers()], opened.backbone_config["num_hidden_layers"]
-    if layers > len(names):  # before as many are made
-        raise RCDError(f"{opened.path} is said to have {layers} layers, and holds {len(names)} tensors.")
+    model = empty(opened)
     if placed is not None:
-        placed.check(layers)
-    model = build(opened.spec, opened.settings, opened.backbone_config)
+        placed.check(opened.backbone_config["num_hidden_layers"])
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    check_experts(opened.spec, shapes, names, opened.path)
+    check_experts(opened.spec, shapes, [name for name, _, _ in opened.weights.headers()], opened.path)
     kind = computed(opened, model, device, dtype)
     spread = placed is not None and placed.several
     if prequantised.method_of(opened.config, opened.path) is not None:
@@ -172,6 +169,23 @@ def made(
         placed.spread(model)
     changed = opened.mask_added or folder is None
     return Checkpoint(model, opened.config, opened.tokenizer, opened.rcd, stored, folder, tokenizer_changed=changed)
+
+
+def empty(opened: Opened) -> DiffusionLM:
+    """The model without its tensors. The numbers that cost time or memory even so (layers, the table of RoPE) are first
+    compared with the tensors' shapes, so that a damaged one costs nothing."""
+    shapes, config = [shape for _, shape, _ in opened.weights.headers()], opened.backbone_config
+    layers, largest = config["num_hidden_layers"], max((size for shape in shapes for size in shape), default=0)
+    if layers > len(shapes):
+        raise RCDError(f"{opened.path} is said to have {layers} layers, and holds {len(shapes)} tensors.")
+    heads = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    for what, size in (("a width of", config["hidden_size"]), ("heads of a width of", heads)):
+        if size > largest:
+            raise RCDError(
+                f"{opened.path} is said to have {what} {size}, and none of its {len(shapes)} tensors is so large; "
+                "get its files again."
+            )
+    return build(opened.spec, opened.settings, config)
 
 
 def computed(opened: Opened, model: DiffusionLM, device: torch.device, dtype: str | torch.dtype | None) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,18 @@ def test_rcd_json_of_the_wrong_kind(folder: Path, content: str, match: str) -> N
 def test_config_values_that_do_not_fit(folder: Path, changes: dict[str, Any], match: str) -> None:
     edit(folder, **changes)
     refused(match, folder)
+
+
+@pytest.mark.parametrize("family", ["sdar", "sdar_moe", "llada2_moe"])
+def test_widths_without_end_are_refused_before_anything_is_made(family: str, tmp_path: Path) -> None:
+    rcd.Pipeline(toy(family)).save(tmp_path / "model")
+    began = time.perf_counter()
+    keys = {"head_dim": "heads of a width of", "hidden_size": "a width of"}
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    for key in keys.keys() & config.keys():
+        edit(tmp_path / "model", **{**config, key: 2 * 10**9})
+        refused(f"{keys[key]} 2000000000, and none of its .* tensors is so large", tmp_path / "model")
+    assert time.perf_counter() - began < 20
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,14 @@ HOSTILE = {
              facts=[*LLADA, fact("llada.attention.layer_norm_rms_epsilon", 8, text("1e-5"))]),
         r"must be in \[0, 1\), not '1e-5'",
     ),
+    "a width without end": (
+        file(
+            tensors=[tensor("token_embd.weight", [4, 4])],
+            facts=[LLADA[0], *LLADA[3:], *(fact(f"llada.{name}", 4, struct.pack("<I", value)) for name, value in
+                   (("block_count", 1), ("embedding_length", 1358954560)))],
+        ),
+        "a width of 1358954560, and none of its 1 tensors is so large",
+    ),
     "layers without end": (
         file(
             tensors=[tensor("token_embd.weight", [4, 4])],
