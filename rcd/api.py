@@ -27,7 +27,7 @@ from rcd.decode.probe import Look
 from rcd.decode.remembered import remembered_bytes
 from rcd.decode.requests import Request
 from rcd.decode.slots import cache_bytes
-from rcd.errors import RCDError, one_of
+from rcd.errors import RCDError, one_of, told
 from rcd.generation import Generation as Generation
 from rcd.generation import Output as Output
 from rcd.likelihood.estimate import Score as Score
@@ -294,6 +294,10 @@ def load(
     `quantize`: int8 or int4, for weights in so many bits (docs/quantise.md). `device_map`: a device, `auto`, or names
     of parts with a device each (`offload_folder` keeps what goes to `disk`). `overrides`: mask_token_id,
     eos_token_ids, block_length, attention, shift."""
+    if tokenizer is not None and not (callable(tokenizer) and hasattr(tokenizer, "decode")):
+        raise RCDError(
+            f"tokenizer is an object, such as transformers' AutoTokenizer.from_pretrained gives, not {told(tokenizer)}."
+        )
     placed: Any = dict(family=family, device=device, dtype=dtype, quantize=quantize, **overrides)
     if isinstance(source, (str, Path)):
         placed |= dict(revision=revision, device_map=device_map, offload_folder=offload_folder)

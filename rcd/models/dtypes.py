@@ -8,6 +8,8 @@ from rcd.errors import unknown_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DTYPES |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FLOATS = (*dict.fromkeys(DTYPES.values()), torch.float64)
+"""Those that decoding computes in."""
 LARGE = 100_000_000
 """Parameters from which bf16 is worth it: at 150 million a step takes about a quarter of the time."""
 NATIVE = ("avx512_bf16", "amx_bf16", "bf16")
@@ -26,13 +28,15 @@ def pick_dtype(
     """auto: as stored, but on a CPU fp32, unless it is a large model (`parameters`) in bf16 and the chip computes in
     bf16. That is a question of the chip and the model, never of a timing, so that a machine always gives one answer."""
     if isinstance(dtype, torch.dtype):
+        if dtype not in FLOATS:
+            raise unknown_name("dtype", str(dtype), map(str, FLOATS))
         return dtype
     if dtype is None or dtype == "auto":
         if device.type != "cpu":
             return stored
         kept = stored == torch.bfloat16 and parameters >= LARGE and native_bf16()
         return stored if kept else torch.float32
-    if dtype not in DTYPES:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
         raise unknown_name("dtype", dtype, ["auto", *DTYPES])
     return DTYPES[dtype]
 

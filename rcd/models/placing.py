@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rcd.errors import RCDError, first_line, told
-from rcd.models.dtypes import DTYPES, wide
+from rcd.models.dtypes import DTYPES, FLOATS, wide
 from rcd.models.lm import DiffusionLM
 from rcd.models.quantise import Quantisation
 
@@ -50,6 +50,8 @@ class Placing:
     def parse(cls, given: Any, device: Any, folder: str | Path | None, quantise: Quantisation | None = None) -> Placing:
         if given is not None and device not in (None, "auto"):
             raise RCDError("device and device_map both say where the model goes; give one of them.")
+        if folder is not None and not isinstance(folder, (str, Path)):
+            raise RCDError(f"offload_folder is the path of a folder, not {told(folder)}.")
         path = None if folder is None else Path(folder).expanduser()
         if given is None:
             return cls(device)
@@ -160,12 +162,13 @@ def chosen(targets: tuple[Any, ...]) -> tuple[Any | None, torch.dtype | None]:
     dtype: torch.dtype | None = None
     for target in targets:
         kind = DTYPES.get(target) if isinstance(target, str) else target
-        if isinstance(kind, torch.dtype) and kind.is_floating_point and dtype is None:
+        if isinstance(kind, torch.dtype) and kind in FLOATS and dtype is None:
             dtype = kind
         elif isinstance(target, (str, torch.device)) and device is None and target not in DTYPES:
             device = target
         else:
-            raise RCDError(f"`to` takes a device, a dtype of floats, or one of each, not {targets!r}.")
+            dtypes = ", ".join(map(str, FLOATS))
+            raise RCDError(f"`to` takes a device, one of the dtypes {dtypes}, or one of each, not {targets!r}.")
     if device is None and dtype is None:
         raise RCDError("`to` takes a device, a dtype, or one of each.")
     return device, dtype

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from rcd.carry.base import make
-from rcd.errors import RCDError, one_of, unknown_name, whole
+from rcd.errors import RCDError, one_of, told, unknown_name, whole
 from rcd.jsons import NotJSON, parsed
 from rcd.models.family import ATTENTIONS, FamilySpec
 from rcd.models.lm import ModelSettings
@@ -122,6 +123,8 @@ def resolve(
 
     way_out = "name the right ones with eos_token_ids (--eos-token-id)"
     ends = first(overrides.get("eos_token_ids"), rcd.eos_token_ids, _own_eos(spec, config, generation, tokenizer))
+    if not isinstance(ends, Collection) or isinstance(ends, (str, bytes, Mapping)):
+        raise RCDError(f"eos_token_ids is a list of token ids, such as [{vocab_size - 1}], not {told(ends)}.")
     eos = tuple(token("end", end) for end in ends)
     if mask in eos:
         raise RCDError(f"the token {mask} is named both as the mask and as an end token; {way_out}.")

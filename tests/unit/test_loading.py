@@ -182,6 +182,26 @@ def test_a_map_stands_alone(folder: Path, tmp_path: Path) -> None:
         rcd.load(folder, device_map=given, offload_folder=tmp_path / "disk", quantize="int8")
 
 
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        ({"offload_folder": 5}, "offload_folder is the path of a folder, not 5"),
+        ({"eos_token_ids": 5}, r"eos_token_ids is a list of token ids, such as \[127\], not 5"),
+        ({"eos_token_ids": "5"}, "eos_token_ids is a list of token ids"),
+        ({"tokenizer": "gpt2"}, "tokenizer is an object, .*, not 'gpt2'"), ({"tokenizer": 5}, "tokenizer is an object"),
+        ({"dtype": torch.int8}, "unknown dtype 'torch.int8'.*; choose from: torch.bfloat16, torch.float16, torch.f"),
+        ({"dtype": torch.float8_e4m3fn}, "unknown dtype 'torch.float8_e4m3fn'"), ({"dtype": [1]}, "unknown dtype"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_arguments_of_other_kinds_are_one_sentence(given: dict[str, Any], match: str, folder: Path) -> None:
+    with pytest.raises(rcd.RCDError, match=match):
+        rcd.load(folder, **given)
+    if "tokenizer" in given:
+        with pytest.raises(rcd.RCDError, match=match):
+            rcd.load(toy("sdar").model, **given)
+
+
 # -- moving ------------------------------------------------------------------------------------------------------------
 
 
@@ -213,7 +233,17 @@ def test_a_quantised_model_is_not_cast(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [(), ("cpu", "cpu"), (3,), (None,), (torch.int8,), ("float16", "bf16"), ("cpu", "float32", "cpu")]
+    "given",
+    [
+        (),
+        ("cpu", "cpu"),
+        (3,),
+        (None,),
+        (torch.int8,),
+        (torch.float8_e4m3fn,),
+        ("float16", "bf16"),
+        ("cpu", "float32", "cpu"),
+    ],
 )
 def test_to_takes_a_device_a_dtype_or_one_of_each(given: Any) -> None:
     with pytest.raises(rcd.RCDError, match="`to` takes a device"):
