@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +50,13 @@ def _check_ids(value: Any) -> None:
     check_kind("ids", value)
 
 
-def records(pipeline: Pipeline, lines: Lines, config: ScoreConfig, chat: bool | None) -> Generator[dict[str, Any]]:
-    """A record of every line, in their order."""
+Heard = Callable[[list[Any]], None]
+
+
+def records(
+    pipeline: Pipeline, lines: Lines, config: ScoreConfig, chat: bool | None, heard: Heard | None = None
+) -> Generator[dict[str, Any]]:
+    """A record of every line, in their order; `heard` is told the prompt and the continuations of each."""
     for number, content in lines:
         head: dict[str, Any] = {"line": number}
         try:
@@ -59,6 +64,8 @@ def records(pipeline: Pipeline, lines: Lines, config: ScoreConfig, chat: bool | 
             if "id" in row:
                 head["id"] = repeatable(row["id"])
             prompt, ends, several = parse(row)
+            if heard is not None:
+                heard([prompt, *ends])
             scores = score_all(pipeline, prompt, ends, config, chat)
         except RCDError as error:
             yield {**head, "error": str(error)}

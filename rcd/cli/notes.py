@@ -57,6 +57,20 @@ def note_rule(given: Iterable[str], commit: str) -> None:
         note(f"{', '.join(idle)}: no effect with --commit {commit}")
 
 
+class Unknown:
+    """The unknown words of many texts, as they pass by; those of chat messages and token ids are not looked for."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.words = tokenizer, dict[str, None]()
+
+    def hear(self, texts: Iterable[Any]) -> None:
+        given = (text for text in texts if isinstance(text, str))
+        self.words.update(dict.fromkeys(unknown_words(given, self.tokenizer)))
+
+    def note(self, outcome: str) -> None:
+        note_unknown(list(self.words), outcome)
+
+
 def note_empty(result: Generation) -> None:
     if not result.text.strip():
         why = "ended its text at once" if result.tokens <= 1 else "wrote tokens without text"

@@ -13,7 +13,7 @@ import typer
 
 from rcd.cli import options as opt
 from rcd.cli.flags import Given, decoding
-from rcd.cli.notes import note_model, note_unknown, unknown_words
+from rcd.cli.notes import Unknown, note_model, note_unknown, unknown_words
 from rcd.cli.progress import progress
 from rcd.errors import RCDError
 from rcd.terminal import neutral_json, show
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rcd.batch.lines import Input
 
 BATCH, LIKELIHOOD = "Batch", "Likelihood"
+DOUBTFUL = "their figures may mean nothing"
 
 
 @decoding(pairs=False, also={LIKELIHOOD: "rcd.likelihood.settings:ScoreConfig"})
@@ -127,7 +128,7 @@ def _one(
     if ids:
         texts = [parse_ids(text) for text in texts]
     else:
-        note_unknown(unknown_words(texts, pipeline.tokenizer), "their figures may mean nothing")
+        note_unknown(unknown_words(texts, pipeline.tokenizer), DOUBTFUL)
     pairs = [scoring.pair(pipeline, texts[0], each, chat) for each in texts[1:]]
     began, scores = time.perf_counter(), list[Any]()
     with progress(len(pairs), "continuations") if len(pairs) > 1 else nullcontext(lambda done, bad: None) as shown:
@@ -189,10 +190,12 @@ def _files(
     held = target.held()
     state.wait_for_everyone()  # before anyone writes
     mine = scan.without(held, state.process_index, state.num_processes)
-    found = records(pipeline, given.at(mine.numbers, mine.offsets), config, chat)
+    unknown = Unknown(pipeline.tokenizer)
+    found = records(pipeline, given.at(mine.numbers, mine.offsets), config, chat, unknown.hear)
     outcome = kept(
         found, target, mine.count, held.count, process=state.process_index, speaks=state.is_main_process
     )  # fmt: skip
+    unknown.note(DOUBTFUL)
     if outcome is not None:
         tell(outcome, output)
 
@@ -205,10 +208,11 @@ def _piped(pipeline: Pipeline, given: Input, output: str, config: ScoreConfig, c
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RCDError("several processes cannot share a pipe; name a file with --input and one with --output.")
     with stream_to(output) as out, progress(None) as shown:
-        ordered = Ordered(out)
-        with closing(records(pipeline, ordered.noted(given), config, chat)) as found:
+        ordered, unknown = Ordered(out), Unknown(pipeline.tokenizer)
+        with closing(records(pipeline, ordered.noted(given), config, chat, unknown.hear)) as found:
             for number, record in enumerate(found, 1):
                 ordered.append(record)
                 shown(number, len(ordered.bad))
+    unknown.note(DOUBTFUL)
     tell(ordered.outcome(), output)
     sys.stdout.flush()

@@ -92,6 +92,10 @@ def resolved(config: ScoreConfig, model: ModelSettings, trained: dict[str, Any] 
         raise RCDError(
             "a likelihood is scored without a reference model; choose another carry, or neither recursions nor greedy."
         )
+    if config.recursions and not carry.carries:
+        raise RCDError(
+            "recursions hand a carry on, and there is none here; name one with carry, or leave recursions out."
+        )
     block = None
     if model.attention == "block_causal":
         block = config.block_length or model.block_length

@@ -369,6 +369,8 @@ def test_a_text_longer_than_the_model_reads_is_scored_in_parts() -> None:
         ([1], ["a"], {}, "score each by itself"), ([1], 7, {}, "not int"), (None, [1], {}, "not NoneType"),
         ([1], [2], {"carry": Residual(start="reference"), "recursions": 1}, "without a reference"),
         ([1], "text", {}, "no tokenizer"), ([1], [2], {"carry": "loopholing", "recursions": 1}, "oopholing"),
+        ([1], [2], {"carry": "none", "recursions": 1}, "there is none here"),
+        ([1], [2], {"recursions": 1}, "there is none here"),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_in_a_sentence(prompt: Any, continuation: Any, settings: dict[str, Any], said: str) -> None:

@@ -94,6 +94,19 @@ def test_a_file_has_a_record_for_every_line_and_goes_on(folder: Path, tmp_path: 
     assert isinstance(other.exception, RCDError) and "score.draws: 20 -> 21" in str(other.exception)
 
 
+def test_words_that_the_tokenizer_does_not_know_are_named_once(folder: Path, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "the zebra", "continuation": " fox"},
+        {"prompt": "the zebra", "continuations": [" fox", " gnu"]},
+    ]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for output in (str(tmp_path / "out.jsonl"), "-"):
+        found = invoke(folder, "--input", str(tmp_path / "in.jsonl"), "--output", output, "--draws", "1")
+        said = " ".join(found.stderr.split())
+        assert "does not know 'zebra', 'gnu'; their figures may mean nothing" in said, (said, found.exception)
+        assert said.count("zebra") == 1
+
+
 def test_pipes_and_two_processes_give_the_same_records(folder: Path, tmp_path: Path) -> None:
     good = "".join(json.dumps(line) + "\n" for line in LINES[:4])
     (tmp_path / "good.jsonl").write_text(good)
