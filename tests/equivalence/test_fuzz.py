@@ -18,6 +18,7 @@ def test_the_engine_tells_what_the_oracle_tells() -> None:
     print(fuzz.summary(notes, 0))
     assert sum(note["deep"] for note in notes) >= CASES / 2
     assert sum(note["reused"] for note in notes) >= CASES / 2
+    assert sum(note["long"] for note in notes) <= sum(note["requests"] for note in notes) / 20
     for kind in ("lagged", "stopped", "pieces"):
         assert sum(note[kind] for note in notes) >= CASES / 20
 
