@@ -3,6 +3,7 @@ what stands behind them after every step, and `end` comes last."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +97,9 @@ def streamed(events: Iterator[Event], prompt: Sequence[int], streamer: Any, ends
                 streamer.put_draft(event.draft[: event.shown][max(0, told - event.offset) :])
             yield event
             if isinstance(event, Failed):
-                return
-    finally:
-        streamer.end()
+                break
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is what the caller hears
+            streamer.end()
+        raise
+    streamer.end()

@@ -13,7 +13,7 @@ from rcd import blanks
 from rcd.asking import is_single, stop_tokens
 from rcd.data.examples import prompt_ids
 from rcd.decode.config import DecodeConfig
-from rcd.decode.filling import split
+from rcd.decode.filling import alone, split
 from rcd.errors import RCDError
 from rcd.models.checkpoint import Checkpoint
 
@@ -94,7 +94,7 @@ class Texts:
             if canvas is None:
                 raise RCDError("there is no prompt; give one, or a canvas that begins with words.")
             count = 1 if blanks.single(canvas) else len(canvas)
-            both = [split(self.canvas_ids(one), mask) for one in blanks.each(canvas, count)]
+            both = [alone(self.canvas_ids(one), mask) for one in blanks.each(canvas, count)]
             return [prompt for prompt, _ in both], [rest for _, rest in both]
         if isinstance(prompts, (list, tuple)) and not prompts:
             raise RCDError("there is no prompt; give at least one, which is a text, token ids or chat messages.")
@@ -104,7 +104,7 @@ class Texts:
             if mask in row and not canvases[number]:
                 rows[number], canvases[number] = split(row, mask)
             elif not row:
-                rows[number], canvases[number] = split(canvases[number], mask)
+                rows[number], canvases[number] = alone(canvases[number], mask)
         return rows, canvases
 
     def canvas_ids(self, canvas: Canvas) -> list[int]:

@@ -121,3 +121,12 @@ def split(prompt: Sequence[int], mask: int) -> tuple[list[int], list[int]]:
     ids = list(prompt)
     at = ids.index(mask) if mask in ids else len(ids)
     return ids[:at], ids[at:]
+
+
+def alone(canvas: Sequence[int], mask: int) -> tuple[list[int], list[int]]:
+    """The same of a canvas that has no prompt; one without a mask is no plain prompt, but a mistake."""
+    if canvas and mask not in canvas:
+        raise RCDError(
+            "the canvas has no mask, so that there is nothing to fill in; put a mask where a token is wanted."
+        )
+    return split(canvas, mask)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rcd.api import Pipeline
 from rcd.decode.config import DecodeConfig
-from rcd.decode.filling import check_canvas, split
+from rcd.decode.filling import alone, check_canvas, split
 from rcd.errors import RCDError
 from rcd.serve.pieces import Refusal
 from rcd.serve.schema import Ask
@@ -35,13 +35,20 @@ async def laid_out(
         found = [Laid(prompt, *await _before(pipeline, words, config, ask)) for prompt in prompts]
     elif ask.canvas is not None:
         canvas = await _read(words, ask.canvas, mask, pipeline.settings.context_length)
-        found = [Laid(prompt, canvas) if prompt else Laid(*split(canvas, mask)) for prompt in prompts]
+        found = [Laid(prompt, canvas) if prompt else _alone(canvas, mask) for prompt in prompts]
     else:
         found = [Laid(prompt, []) if ask.chat else Laid(*split(prompt, mask)) for prompt in prompts]
     name = "suffix" if ask.suffix else "prompt" if ask.canvas is None else "rcd.canvas"
     for one in found:
         if len(one.canvas) > most_tokens:
             raise Refusal(f"the canvas has {len(one.canvas)} tokens and {most_tokens} is the most here.", name)
+        context = pipeline.settings.context_length
+        if one.canvas and len(one.prompt) + len(one.canvas) > context:
+            raise Refusal(
+                f"the prompt's {len(one.prompt)} tokens and the canvas's {len(one.canvas)} are more than the {context} "
+                "that the model reads; shorten one of them.",
+                name,
+            )
         new = ask.settings.get("max_new_tokens") if one.told is None else None
         try:
             ends = [*pipeline.settings.eos_token_ids, *config.stop_ids]
@@ -49,6 +56,13 @@ async def laid_out(
         except RCDError as error:
             raise Refusal(str(error).replace("max_new_tokens", "max_tokens"), name) from None
     return found
+
+
+def _alone(canvas: list[int], mask: int) -> Laid:
+    try:
+        return Laid(*alone(canvas, mask))
+    except RCDError as error:
+        raise Refusal(str(error), "rcd.canvas") from None
 
 
 async def _read(words: Words, canvas: str | list[int], mask: int, most: int) -> list[int]:

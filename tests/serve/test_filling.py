@@ -107,6 +107,13 @@ def test_a_canvas_that_cannot_be_filled_in_is_refused_by_name(api: Api, canvas: 
     assert what in error["message"] and error["param"] == "rcd.canvas" and len(error["message"]) < 500
 
 
+def test_a_canvas_longer_than_the_context_is_refused_by_its_own_name(api: Api) -> None:
+    error = api.refused(rcd={"canvas": [5] * 300 + [1021]})
+    assert "more than the 256 that the model reads" in error["message"] and error["param"] == "rcd.canvas"
+    error = api.refused(prompt="", rcd={"canvas": "no mask"})
+    assert "has no mask" in error["message"] and error["param"] == "rcd.canvas"
+
+
 def test_a_canvas_is_bounded_like_max_tokens(make_api: Any) -> None:
     small = make_api("words-rcd", most_tokens=8)
     assert small.refused(rcd={"canvas": "[MASK:9]"})["param"] == "rcd.canvas"

@@ -188,9 +188,25 @@ def test_a_streamer_is_told_the_end_whatever_happens(pipeline: rcd.Pipeline) -> 
     with pytest.raises(RCDError):
         pipeline.generate(PROMPT, streamer=streamer, max_new_tokens=10**6)
     assert streamer.told[-1] == ("end", [])
+
+    class Broken(Heard):
+        def put(self, value: Any) -> None:
+            raise RuntimeError("what went wrong first")
+
+        def end(self) -> None:
+            raise ValueError("and then")
+
+    with pytest.raises(RuntimeError, match="what went wrong first"):
+        pipeline.generate(PROMPT, streamer=Broken(), max_new_tokens=4)
     for wrong, prompts in ((object(), PROMPT), (Heard(), [PROMPT, PROMPT])):
         with pytest.raises(RCDError, match="streamer"):
             pipeline.generate(prompts, streamer=wrong)
+
+
+def test_a_canvas_without_a_prompt_needs_a_mask(pipeline: rcd.Pipeline) -> None:
+    for given in (None, ""):
+        with pytest.raises(RCDError, match="the canvas has no mask"):
+            pipeline.generate(given, canvas="[mask]")
 
 
 def test_print_shows_what_a_person_can_read(pipeline: rcd.Pipeline) -> None:
